@@ -1,0 +1,40 @@
+"""bltoolbox: bilevel learning for imaging, assembled from plugins.
+
+The package itself is light: importing it imports no torch. The names below are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bltoolbox.model import Model, solve
+    from bltoolbox.experiment import Experiment, RunResult, run
+    from bltoolbox.recipe import load_recipe
+
+__version__ = "0.1.0"
+
+__all__ = ["Experiment", "Model", "RunResult", "__version__", "load_recipe", "run", "solve"]
+
+_HOMES = {
+    "Experiment": "bltoolbox.experiment",
+    "Model": "bltoolbox.model",
+    "RunResult": "bltoolbox.experiment",
+    "load_recipe": "bltoolbox.recipe",
+    "run": "bltoolbox.experiment",
+    "solve": "bltoolbox.model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bltoolbox' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

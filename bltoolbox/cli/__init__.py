@@ -1,0 +1,92 @@
+"""The command line. Each file here holds one group of commands and adds them through its ``register(app)``.
+
+Commands raise; this file alone turns an error into one line on stderr and an exit code, and shows a traceback only with
+``--debug``. Nothing slow is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from bltoolbox.cli import components, recipes, run
+from bltoolbox.cli.common import Debug, debugging, say
+from bltoolbox.errors import BltError, RecipeError
+
+app = typer.Typer(
+    name="blt",
+    help="Bilevel learning for imaging, assembled from plugins.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from bltoolbox import __version__
+
+        typer.echo(f"bltoolbox {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    pass
+
+
+run.register(app)
+recipes.register(app)
+components.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The ``blt`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a letter gets a question mark rather than a traceback.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="blt")
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:
+        code = _report(error)
+    else:
+        code = 0
+    sys.exit(_flush(code))
+
+
+def _report(error: Exception) -> int:
+    if debugging():
+        say("".join(traceback.format_exception(error)).rstrip())
+    if isinstance(error, BltError):
+        say(str(error) if isinstance(error, RecipeError) else f"error: {error}")
+        return error.exit_code
+    hint = "" if debugging() else " (unexpected; --debug shows where)"
+    detail = str(error).strip().partition("\n")[0]
+    say(f"error: {type(error).__name__}{': ' if detail else ''}{detail}{hint}")
+    return 1
+
+
+def _flush(code: int) -> int:
+    """A reader that went away (``blt list | head -1``) is no failure worth a message."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

@@ -1,0 +1,81 @@
+"""What the commands share: their common options, and how they speak.
+
+Data goes to stdout and is never wrapped for a machine; everything said to a person goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bltoolbox.registry import Registry
+
+OVERRIDE = re.compile(r"[^/\\=]*=")
+
+
+class _Debug:
+    on = False
+
+
+def _set_debug(value: bool) -> bool:
+    _Debug.on = _Debug.on or value
+    return value
+
+
+def debugging() -> bool:
+    """Whether ``--debug`` was given."""
+    return _Debug.on or "--debug" in sys.argv[1:]
+
+
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show a traceback when something goes wrong.", callback=_set_debug)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE.py", help="Also load this plugin file; may be repeated."),
+]
+
+
+def say(message: str) -> None:
+    """To the person at the terminal."""
+    typer.echo(message, err=True)
+
+
+def print_json(data: Any) -> None:
+    # NaN and Infinity are no JSON; a script should get null or a readable word rather than a parse error.
+    typer.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    if isinstance(data, float) and data - data != 0:
+        return str(data)
+    return data
+
+
+def open_registry(files: Sequence[Path] | None, warn: bool = True) -> Registry:
+    """The registry, with a warning for each plugin that is not used."""
+    from bltoolbox.registry import load_registry
+
+    registry = load_registry(files or ())
+    if warn:
+        for warning in registry.warnings():
+            say(f"warning: {warning}")
+    return registry
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Recipes, and KEY=VALUE overrides: what has a ``=`` before any path separator."""
+    overrides = [argument for argument in arguments if OVERRIDE.match(argument)]
+    return [argument for argument in arguments if not OVERRIDE.match(argument)], overrides

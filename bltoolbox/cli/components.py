@@ -1,0 +1,137 @@
+"""``blt list`` and ``blt show``: which components there are, and what each of them takes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json
+from bltoolbox.hookspecs import KINDS
+
+if TYPE_CHECKING:
+    from bltoolbox.registry import Registered
+    from bltoolbox.signatures import Parameter, Signature
+
+PAGE = 80
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("list")(list_components)
+    app.command("show")(show_component)
+
+
+def list_components(
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of {', '.join(KINDS)}.")] = None,
+    as_json: Json = False,
+    plugin: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """List the components that a recipe can name."""
+    found = open_registry(plugin).components(kind)
+    if as_json:
+        print_json([_facts(registered) for registered in found])
+        return
+    rows = [("kind", "name", "summary", "from")]
+    rows += [(one.kind, one.name, one.component.summary, _source(one)) for one in found]
+    _print_table(rows)
+
+
+def show_component(
+    name: Annotated[str, typer.Argument(metavar="[KIND/]NAME", help="For example agd, or lower_solver/agd.")],
+    as_json: Json = False,
+    plugin: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Show what a component does, its parameters, and how a recipe names it."""
+    registered = open_registry(plugin, warn=False).find(name)
+    signature = registered.signature()
+    snippet = _snippet(registered, signature)
+    if as_json:
+        print_json(_facts(registered) | signature.to_json() | {"snippet": snippet})
+        return
+    typer.secho(f"{registered.kind}/{registered.name}", bold=True)
+    _paragraph(registered.component.summary)
+    for text in (signature.doc, signature.about):
+        if text and text != registered.component.summary:
+            typer.echo(f"\n{_reflow(text)}")
+    typer.secho("\nParameters", bold=True)
+    for parameter in signature.parameters:
+        _print_parameter(parameter)
+    if not signature.parameters:
+        typer.echo("  none")
+    typer.secho("\nIn a recipe", bold=True)
+    typer.echo(textwrap.indent(snippet, "  ").rstrip())
+    typer.echo(f"\nFrom {registered.plugin.origin}, {registered.component.target}")
+
+
+def _facts(registered: Registered) -> dict[str, Any]:
+    return {
+        "kind": registered.kind,
+        "name": registered.name,
+        "summary": registered.component.summary,
+        "distribution": registered.distribution,
+        "version": registered.version,
+        "plugin": registered.plugin.name,
+        "target": registered.component.target,
+    }
+
+
+def _source(registered: Registered) -> str:
+    return f"{registered.distribution} {registered.version}".strip()
+
+
+def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
+    """Columns; on a terminal the summary is wrapped to its width, elsewhere each component is one line."""
+    kinds, names, summaries, sources = (max(map(len, column)) for column in zip(*rows, strict=True))
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size((PAGE, 24)).columns
+        summaries = max(20, min(summaries, width - kinds - names - sources - 6))
+    for number, (kind, name, summary, source) in enumerate(rows):
+        lines = textwrap.wrap(summary, summaries) or [""]
+        for first, line in enumerate(lines):
+            cells = (kind, name, line, source) if first == 0 else ("", "", line, "")
+            text = f"{cells[0]:{kinds}}  {cells[1]:{names}}  {cells[2]:{summaries}}  {cells[3]}".rstrip()
+            typer.secho(text, bold=number == 0)
+
+
+def _print_parameter(parameter: Parameter, indent: str = "  ") -> None:
+    from bltoolbox.yaml_text import dump_inline
+
+    default = "required" if parameter.required else f"default {dump_inline(parameter.default)}"
+    typer.echo(f"{indent}{parameter.name}: {parameter.type.label()}; {default}")
+    if parameter.doc:
+        _paragraph(parameter.doc, indent + "    ")
+    for option in (parameter.type, *parameter.type.items):
+        for nested in option.parameters:
+            _print_parameter(nested, indent + "    ")
+
+
+def _paragraph(text: str, indent: str = "") -> None:
+    typer.echo(textwrap.fill(text, PAGE, initial_indent=indent, subsequent_indent=indent))
+
+
+def _reflow(text: str) -> str:
+    """Prose to the width of a page; equations, lists and whatever else is laid out by hand as it is."""
+    paragraphs = text.split("\n\n")
+    by_hand = [any(line[:1] in (" ", "*", "-", "|", "#") for line in one.splitlines()) for one in paragraphs]
+    pairs = zip(paragraphs, by_hand, strict=True)
+    return "\n\n".join(one if kept else textwrap.fill(one, PAGE) for one, kept in pairs)
+
+
+def _snippet(registered: Registered, signature: Signature) -> str:
+    """The component with its defaults, to paste into a recipe; what must be filled in is a comment."""
+    from bltoolbox.yaml_text import dump_inline
+
+    lines = [f"{registered.kind}:", f"  name: {registered.name}"]
+    for parameter in signature.parameters:
+        if parameter.required:
+            lines.append(f"  {parameter.name}:  # required: {parameter.type.expected()}")
+        else:
+            lines.append(f"  {parameter.name}: {dump_inline(parameter.default)}")
+    return "\n".join(lines) + "\n"

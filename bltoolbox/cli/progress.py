@@ -1,0 +1,87 @@
+"""What a person sees while a run goes on: on stderr, and only on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bltoolbox.cli.common import say
+from bltoolbox.experiment import Experiment, Listener, RunResult
+
+if TYPE_CHECKING:
+    from bltoolbox.interfaces import Theta
+
+
+class Progress(Listener):
+    """A bar over the budget with the figures of the last step."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        console = Console(stderr=True)
+        self.bar = Bar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self.psnr = ""
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def started(self, experiment: Experiment) -> None:
+        self.limit = experiment.recipe.budget.computations
+        self.task = self.bar.add_task("preparing", total=1.0, figures="")
+
+    def phase(self, sentence: str) -> None:
+        self.bar.update(self.task, description=sentence, figures="")
+
+    def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
+        loss = "–" if record["loss"] is None else f"{record['loss']:.2f}"
+        spent = f"{record['computations']:,}" + (f"/{self.limit:,.0f}" if self.limit else "")
+        iterations = record["computations"] / max(1, record["step"] * max(1, record["batch"]))
+        self.bar.update(
+            self.task,
+            description=f"step {record['step']}",
+            completed=fraction,
+            figures=f"{spent} computations  loss {loss}{self.psnr}  {iterations:.0f} it/sample",
+        )
+
+    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
+        self.psnr = f"  PSNR {psnr:.2f} dB"
+
+
+class Log(Listener):
+    """One line a check, for logs and for the curious."""
+
+    def __enter__(self) -> Self:
+        self.began = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def phase(self, sentence: str) -> None:
+        self._say(sentence)
+
+    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
+        self._say(f"step {step}: validation PSNR {psnr:.3f} dB" + (" (best so far)" if best else ""))
+
+    def finished(self, result: RunResult) -> None:
+        self._say(result.status)
+
+    def _say(self, sentence: str) -> None:
+        say(f"{time.perf_counter() - self.began:8.1f} s  {sentence}")

@@ -1,0 +1,54 @@
+"""Everything that can be said to a user: one sentence, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class BltError(Exception):
+    """The run failed (exit code 1)."""
+
+    exit_code = 1
+
+
+class NumericalError(BltError):
+    """The mathematics failed: a NaN, a divergence, a system that is not definite (exit code 1)."""
+
+
+class BudgetExhausted(BltError):
+    """The budget ran out between two oracle calls; the run ends normally with the last accepted θ."""
+
+
+class UsageError(BltError):
+    """The command line cannot be understood or would clobber something (exit code 2)."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a recipe, and where it stands."""
+
+    message: str
+    file: str = "<recipe>"
+    line: int = 1
+    column: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+
+class RecipeError(BltError):
+    """A recipe is invalid (exit code 3); carries every problem found, not only the first."""
+
+    exit_code = 3
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class MissingError(BltError):
+    """A component, dependency or device is not there (exit code 4)."""
+
+    exit_code = 4

@@ -1,0 +1,313 @@
+"""The upper loop. Read this file first: everything else hangs on it.
+
+A step draws a batch, lets the upper-level optimizer ask the oracle about it, and moves θ. Now and then the held-out images are
+restored from a cold start; the best θ and the last one are both kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from bltoolbox.baseline import tune
+from bltoolbox.errors import BudgetExhausted, NumericalError
+from bltoolbox.evaluation import Evaluation, evaluate
+from bltoolbox.interfaces import Sampler, Theta, UpperOptimizer
+from bltoolbox.model import Model
+from bltoolbox.oracle import BilevelOracle
+from bltoolbox.problem import Problem
+from bltoolbox.results import Batch, Cost, Step
+from bltoolbox.samples import Samples
+
+if TYPE_CHECKING:
+    from bltoolbox.recipe import Recipe
+
+#: Evaluation images kept for the figure.
+_PICTURES = 4
+
+
+class Listener:
+    """Is told what happens. Progress displays and run directories are listeners."""
+
+    def started(self, experiment: Experiment) -> None:
+        """Everything is built; nothing has been computed."""
+
+    def phase(self, sentence: str) -> None:
+        """Something that is not a training step takes time now."""
+
+    def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
+        """One step is done: its log record, the time since the start, and the part of the budget that is used."""
+
+    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
+        """The held-out images were restored with θ after ``step`` steps."""
+
+    def aborted(self, theta: Theta, reason: str) -> None:
+        """The run ended without a result; ``theta`` is the last good one."""
+
+    def finished(self, result: RunResult) -> None:
+        """The run is over."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run found."""
+
+    status: str
+    steps: int
+    cost: Cost
+    seconds: float
+    model: Model
+    last: dict[str, Tensor] = field(repr=False)
+    chosen: str
+    validation_psnr: float | None = None
+    evaluation: Evaluation | None = None
+    initial: Evaluation | None = None
+    baseline: Evaluation | None = None
+    history: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    run_dir: Path | None = None
+
+    @property
+    def theta(self) -> dict[str, Tensor]:
+        """The chosen parameters."""
+        return self.model.theta
+
+    def solve(self, y: Tensor, tol: float | None = None) -> Tensor:
+        """Restore ``y`` with what was learned."""
+        return self.model.solve(y, tol)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for ``--json`` and status.json."""
+
+        def mean(evaluation: Evaluation | None) -> float | None:
+            return None if evaluation is None else evaluation.psnr
+
+        return {
+            "status": self.status,
+            "run_dir": None if self.run_dir is None else str(self.run_dir),
+            "psnr_before": None if self.evaluation is None else self.evaluation.psnr_before,
+            "psnr_initial": mean(self.initial),
+            "psnr_baseline": mean(self.baseline),
+            "psnr_after": mean(self.evaluation),
+            "psnr_validation": self.validation_psnr,
+            "steps": self.steps,
+            **self.cost.as_dict(),
+            "seconds": round(self.seconds, 3),
+            "theta_size": self.model.size,
+            "theta": self.chosen,
+        }
+
+
+@dataclass
+class Experiment:
+    """A recipe, assembled."""
+
+    recipe: Recipe
+    oracle: BilevelOracle
+    sampler: Sampler
+    sampler_state: dict[str, Any]
+    optimizer: UpperOptimizer
+    theta: dict[str, Tensor]
+    validation: Samples | None = None
+    evaluation: Samples | None = None
+    baseline: tuple[Problem, dict[str, Tensor]] | None = None
+
+    @property
+    def problem(self) -> Problem:
+        return self.oracle.problem
+
+    @property
+    def train(self) -> Samples:
+        return self.oracle.samples
+
+    def model(self, theta: Theta) -> Model:
+        return Model(self.problem, self.oracle.solver, dict(theta), self.recipe)
+
+    def run(self, listeners: Iterable[Listener] = ()) -> RunResult:
+        """Train, choose between the best and the last θ, evaluate."""
+        return _Run(self, list(listeners)).run()
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(self, experiment: Experiment, listeners: list[Listener]) -> None:
+        self.experiment = experiment
+        self.listeners = listeners
+        self.theta = dict(experiment.theta)
+        self.state = experiment.optimizer.init(self.theta)
+        self.sampler_state = experiment.sampler_state
+        self.steps = 0
+        self.began = time.perf_counter()
+        self.history: list[dict[str, Any]] = []
+        self.checks = 0
+        self.best: tuple[float, int, dict[str, Tensor]] | None = None
+        self.checked_at = -1
+        self.since_best = 0
+
+    def run(self) -> RunResult:
+        experiment = self.experiment
+        experiment.oracle.before_call = self._stop_when_spent
+        self._tell("started", experiment)
+        baseline = self._baseline()
+        initial = self._evaluate(self.theta, "evaluating the initial θ")
+        self.began = time.perf_counter()
+        try:
+            status = self._train()
+        except BaseException as error:
+            reason = f"failed: {error}" if isinstance(error, Exception) else "interrupted"
+            self._tell("aborted", self.theta, reason)
+            raise
+        seconds = time.perf_counter() - self.began
+        theta, chosen = self._choose()
+        evaluation = self._evaluate(theta, "evaluating the learned θ", keep=_PICTURES)
+        result = RunResult(
+            status=status,
+            steps=self.steps,
+            cost=experiment.oracle.cost,
+            seconds=seconds,
+            model=experiment.model(theta),
+            last=self.theta,
+            chosen=chosen,
+            validation_psnr=None if self.best is None else self.best[0],
+            evaluation=evaluation,
+            initial=initial,
+            baseline=baseline,
+            history=self.history,
+        )
+        self._tell("finished", result)
+        return result
+
+    def _train(self) -> str:
+        """Steps until the budget is spent; why it ended."""
+        status = "budget spent"
+        self._check(None)
+        while self._fraction() < 1:
+            batch, sampler_state = self.experiment.sampler.next(self.sampler_state)
+            try:
+                step = self.experiment.optimizer.step(
+                    self.theta, self.experiment.oracle.on(batch), self.state
+                )
+            except BudgetExhausted:
+                break
+            if step.finished:
+                status = step.finished
+                break
+            self.theta, self.state, self.sampler_state = step.theta, step.state, sampler_state
+            self.steps += 1
+            if self._record(step, batch):
+                status = "stopped early: no improvement on the validation images"
+                break
+        if self.checked_at != self.steps:
+            self._check(None)
+        return status
+
+    def _record(self, step: Step, batch: Batch) -> bool:
+        """Log one step, check the held-out images when it is time; whether to stop early."""
+        record: dict[str, Any] = {
+            "step": self.steps,
+            "batch": len(batch.ids),
+            "loss": step.loss if len(batch.ids) else None,
+            **step.metrics,
+            **self.experiment.oracle.cost.as_dict(),
+        }
+        if len(batch.ids) and step.loss != step.loss:
+            raise NumericalError(f"the loss is not a number after step {self.steps}; use a smaller step")
+        fraction = self._fraction()
+        stop = False
+        if fraction >= (self.checks + 1) / self.experiment.recipe.validation.checks:
+            self.checks = int(fraction * self.experiment.recipe.validation.checks)
+            stop = self._check(record)
+        self.history.append(record)
+        self._tell("stepped", record, time.perf_counter() - self.began, min(fraction, 1.0))
+        return stop
+
+    def _check(self, record: dict[str, Any] | None) -> bool:
+        """Restore the held-out images with the current θ; whether patience is at its end."""
+        samples, patience = self.experiment.validation, self.experiment.recipe.validation.patience
+        self.checked_at = self.steps
+        if samples is None:
+            return False
+        psnr = self._restore(self.experiment.problem, self.theta, samples).psnr
+        better = self.best is None or psnr > self.best[0]
+        if better:
+            self.best = psnr, self.steps, dict(self.theta)
+        self.since_best = 0 if better else self.since_best + 1
+        if record is not None:
+            record["validation_psnr"] = psnr
+        self._tell("checked", self.steps, psnr, self.theta, better)
+        return patience is not None and self.since_best >= patience
+
+    def _choose(self) -> tuple[dict[str, Tensor], str]:
+        if self.best is None or self.best[1] == self.steps:
+            return self.theta, "last"
+        return self.best[2], f"best (step {self.best[1]})"
+
+    def _baseline(self) -> Evaluation | None:
+        experiment = self.experiment
+        if experiment.baseline is None or experiment.evaluation is None:
+            return None
+        problem, theta = experiment.baseline
+        self._tell("phase", "tuning the baseline")
+        options = self._options()
+        theta = tune(problem, theta, experiment.train, experiment.oracle.solver, **options)
+        return self._restore(problem, theta, experiment.evaluation, keep=_PICTURES)
+
+    def _evaluate(self, theta: Theta, sentence: str, keep: int = 0) -> Evaluation | None:
+        if self.experiment.evaluation is None:
+            return None
+        self._tell("phase", sentence)
+        return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep)
+
+    def _restore(self, problem: Problem, theta: Theta, samples: Samples, keep: int = 0) -> Evaluation:
+        return evaluate(problem, theta, samples, self.experiment.oracle.solver, keep=keep, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        recipe = self.experiment.recipe
+        return {"tol": recipe.evaluation_tol, "chunk": recipe.chunk, "limit": recipe.iteration_limit}
+
+    def _fraction(self) -> float:
+        """The part of the budget that is used: the largest over its limits."""
+        budget, cost = self.experiment.recipe.budget, self.experiment.oracle.cost
+        used = (
+            (budget.computations, cost.computations),
+            (budget.steps, self.steps),
+            (budget.seconds, time.perf_counter() - self.began),
+        )
+        return max(spent / limit for limit, spent in used if limit is not None)
+
+    def _stop_when_spent(self, cost: Cost) -> None:
+        if self._fraction() >= 1:
+            raise BudgetExhausted("the budget is spent")
+
+    def _tell(self, event: str, *details: Any) -> None:
+        for listener in self.listeners:
+            getattr(listener, event)(*details)
+
+
+def run(
+    recipe: Recipe | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | str | None = None,
+    listeners: Sequence[Listener] = (),
+) -> RunResult:
+    """Run a recipe: an object, a file or a shipped recipe's name. Writes to ``out`` if given, else nothing."""
+    from bltoolbox.assemble import assemble
+    from bltoolbox.recipe import Recipe, load_recipe, recipe_from_dict
+    from bltoolbox.run_dir import RunDirectory
+
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, overrides)
+    elif overrides:
+        recipe = replace(recipe_from_dict(recipe.to_dict(), overrides), text=recipe.text, name=recipe.name)
+    experiment = assemble(recipe)
+    if out is None:
+        return experiment.run(listeners)
+    directory = RunDirectory(out)
+    result = experiment.run([directory, *listeners])
+    return replace(result, run_dir=directory.path)

@@ -1,0 +1,49 @@
+"""The one hook through which components enter the toolbox.
+
+This module imports no torch: an entry point names a light module whose hook returns records, and the class behind a
+record is imported only when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pluggy
+
+PROJECT = "bltoolbox"
+
+#: Version of the plugin contract. A plugin module may set ``BLT_API = 1``; another number is refused with a sentence.
+API_VERSION = 1
+
+#: The roles, in the order in which a recipe is read.
+KINDS = (
+    "data",
+    "operator",
+    "regularizer",
+    "lower_solver",
+    "hypergradient",
+    "sampler",
+    "upper_optimizer",
+)
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@dataclass(frozen=True)
+class Component:
+    """One implementation of a role.
+
+    ``target`` is ``"package.module:Class"``, imported on first use. ``summary`` is one line for ``blt list``.
+    """
+
+    kind: str
+    name: str
+    target: str
+    summary: str
+
+
+@hookspec
+def blt_components() -> Iterable[Component]:  # type: ignore[empty-body]
+    """Return the components this plugin offers. Must not import torch or anything slow."""

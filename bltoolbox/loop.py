@@ -1,0 +1,162 @@
+"""The one lower-level loop: per-sample stopping, compaction, budget and guards around any solver's step.
+
+A sample leaves the batch in the iteration in which its residual reaches its tolerance, and costs nothing from then on. A solver
+whose residual is a by-product of cached quantities is not believed: the gradient is recomputed from x before a
+sample is declared finished, and the solver starts again from there if it was wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import LowerSolver
+from bltoolbox.problem import LowerLevel
+from bltoolbox.results import Solution, Status
+from bltoolbox.tensors import put, take
+
+_RUNNING = -1
+_STATUSES = tuple(Status)
+_CODE = {status: code for code, status in enumerate(_STATUSES)}
+
+#: A sample whose best residual has not fallen by 1 % for this many iterations (plus a few periods of an accelerated
+#: method's oscillation) is stalled.
+_PATIENCE = 60
+#: Times that a recomputed residual may contradict the solver without any progress.
+_STRIKES = 3
+#: Growth of the residual that counts as divergence.
+_DIVERGENCE = 1e6
+
+
+@dataclass
+class _Progress:
+    """Bookkeeping of the samples still in the batch."""
+
+    active: Tensor
+    tol: Tensor
+    first: Tensor
+    best: Tensor
+    since: Tensor
+    #: The last residual that contradicted the solver, and how often that happened without progress.
+    verified: Tensor
+    strikes: Tensor
+    patience: Tensor
+
+    @classmethod
+    def begin(cls, lower: LowerLevel, residual: Tensor, tol: Tensor) -> _Progress:
+        device = residual.device
+        count = torch.zeros(len(residual), dtype=torch.long, device=device)
+        patience = torch.full_like(count, 10 * _PATIENCE)
+        if lower.lipschitz is not None:
+            periods = 6 * (lower.lipschitz / lower.mu.clamp_min(1e-12)).sqrt()
+            patience = torch.where(lower.mu > 0, _PATIENCE + periods.clamp_max(1e6).long(), patience)
+        order = torch.arange(len(residual), device=device)
+        verified = torch.full_like(residual, float("inf"))
+        return cls(order, tol, residual, residual, count, verified, count.clone(), patience)
+
+    def observe(self, residual: Tensor) -> None:
+        improved = residual < 0.99 * self.best
+        self.since = torch.where(improved, 0, self.since + 1)
+        self.best = torch.where(improved, residual, self.best)
+
+    def keep(self, index: Tensor) -> None:
+        part = take(self, index)
+        self.__dict__.update(part.__dict__)
+
+
+def solve(
+    solver: LowerSolver,
+    lower: LowerLevel,
+    x0: Tensor,
+    tol: Tensor | float,
+    *,
+    limit: int = 2000,
+    check_every: int | None = None,
+) -> Solution:
+    """Run ``solver`` on each sample from ``x0`` until ``lower.residual(x) ≤ tol``.
+
+    ``tol`` bounds the gradient norm; a distance ε asks for μ ε. Every ``check_every`` iterations (1 on CPU, 4 where a
+    look at the residual makes the host wait for a device) finished samples leave.
+    """
+    tol = torch.as_tensor(tol, dtype=x0.dtype, device=x0.device).expand(len(x0))
+    every = check_every or (1 if x0.device.type == "cpu" else 4)
+    out = _Output(x0)
+    with torch.no_grad():
+        state = solver.init(lower, x0)
+        progress = _Progress.begin(lower, state.residual, tol)
+        for iteration in range(limit + 1):
+            if iteration % every == 0 or iteration == limit:
+                verdict = _judge(state.residual, progress, iteration == limit)
+                if not solver.exact_residual and bool((verdict != _RUNNING).any()):
+                    state, verdict = _verify(solver, lower, state, progress, verdict)
+                if bool((verdict != _RUNNING).any()):
+                    lower, state = out.retire(lower, state, progress, verdict, iteration)
+                if not len(progress.active):
+                    break
+            state = solver.step(lower, state)
+            progress.observe(state.residual)
+    return out.solution()
+
+
+def _judge(residual: Tensor, progress: _Progress, last: bool) -> Tensor:
+    """A status code a sample, later rules taking precedence."""
+    verdict = torch.full_like(progress.active, _CODE[Status.LIMIT] if last else _RUNNING)
+    rules = (
+        (Status.STALLED, progress.since >= progress.patience),
+        (Status.CONVERGED, residual <= progress.tol),
+        (Status.DIVERGED, (residual > _DIVERGENCE * progress.first) & (residual > progress.tol)),
+        (Status.NOT_FINITE, ~torch.isfinite(residual)),
+    )
+    for status, hit in rules:
+        verdict = torch.where(hit, _CODE[status], verdict)
+    return verdict
+
+
+def _verify(
+    solver: LowerSolver, lower: LowerLevel, state: Any, progress: _Progress, verdict: Tensor
+) -> tuple[Any, Tensor]:
+    """Recompute the residual of every sample that wants to leave, and send back those that claimed too much."""
+    index = torch.nonzero(verdict != _RUNNING).flatten()
+    residual = lower.take(index).residual(state.x[index])
+    state = replace(state, residual=state.residual.index_put((index,), residual))
+    wrong = (verdict[index] == _CODE[Status.CONVERGED]) & ~(residual <= progress.tol[index])
+    if not bool(wrong.any()):
+        return state, verdict
+    back = index[wrong]
+    strike = residual[wrong] > 0.9 * progress.verified[back]
+    progress.strikes[back] = torch.where(strike, progress.strikes[back] + 1, 0)
+    progress.verified[back] = residual[wrong]
+    state = put(state, back, solver.init(lower.take(back), state.x[back]))
+    given_up = progress.strikes[back] >= _STRIKES
+    return state, verdict.index_put((back,), torch.where(given_up, _CODE[Status.STALLED], _RUNNING))
+
+
+class _Output:
+    """Results, in the order of the original batch."""
+
+    def __init__(self, x0: Tensor) -> None:
+        self.x = x0.clone()
+        self.residual = torch.full((len(x0),), float("nan"), dtype=x0.dtype, device=x0.device)
+        self.iterations = torch.zeros(len(x0), dtype=torch.long, device=x0.device)
+        self.code = torch.full_like(self.iterations, _RUNNING)
+
+    def retire(
+        self, lower: LowerLevel, state: Any, progress: _Progress, verdict: Tensor, iteration: int
+    ) -> tuple[LowerLevel, Any]:
+        """Write down the samples that are finished and continue with the others."""
+        done = torch.nonzero(verdict != _RUNNING).flatten()
+        target = progress.active[done]
+        self.x[target] = state.x[done]
+        self.residual[target] = state.residual[done]
+        self.iterations[target] = iteration
+        self.code[target] = verdict[done]
+        rest = torch.nonzero(verdict == _RUNNING).flatten()
+        progress.keep(rest)
+        return lower.take(rest), take(state, rest)
+
+    def solution(self) -> Solution:
+        status = tuple(_STATUSES[code] for code in self.code.tolist())
+        return Solution(self.x, self.residual, self.iterations, status)

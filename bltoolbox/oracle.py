@@ -1,0 +1,258 @@
+"""f and its hypergradient at θ, to a tolerance: the only place that knows of warm starts, chunks and devices.
+
+    f_v(θ) = 1/m Σ_i v_i g_i(x̂_i(θ))
+
+Sums are accumulated over chunks in float64, so that a batch of any size takes the memory of one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bounds import POWER_ITERATIONS, estimate_bound
+from bltoolbox.errors import NumericalError
+from bltoolbox.interfaces import HypergradientEstimator, LowerSolver, Theta
+from bltoolbox.problem import LowerLevel, Problem, UpperLoss
+from bltoolbox.results import Batch, Cost, Estimate, HypergradientResult, Solution, Status, Value
+from bltoolbox.samples import Samples
+from bltoolbox.loop import solve
+from bltoolbox.store import Store
+from bltoolbox.tensors import norm
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some samples of a batch, bound to θ."""
+
+    samples: Sequence[int]
+    weights: Tensor
+    lower: LowerLevel
+    upper: UpperLoss
+    start: Tensor
+
+
+class BilevelOracle:
+    """Owns the warm starts and the ledger; ``on(batch)`` answers questions about one batch."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        samples: Samples,
+        solver: LowerSolver,
+        hypergradient: HypergradientEstimator,
+        *,
+        chunk: int = 32,
+        iteration_limit: int = 2000,
+        before_call: Callable[[Cost], None] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.samples = samples
+        self.solver = solver
+        self.hypergradient = hypergradient
+        self.chunk = chunk
+        self.iteration_limit = iteration_limit
+        self.before_call = before_call
+        self.cost = Cost()
+        self.solutions = Store(len(samples))
+        self.adjoints = Store(len(samples))
+        self.lipschitz_estimates = Store(len(samples))
+
+    def on(self, batch: Batch) -> BatchOracle:
+        """The oracle of f_v for the weights of ``batch``."""
+        return BatchOracle(self, batch)
+
+    def chunks(self, theta: Theta, batch: Batch) -> Iterator[_Chunk]:
+        at = self.problem.at(theta, self.samples.shape)
+        for first in range(0, len(batch.ids), self.chunk):
+            ids = batch.ids[first : first + self.chunk]
+            x_true, y = self.samples.batch(ids)
+            weights = torch.tensor(batch.weights[first : first + self.chunk], dtype=torch.float64)
+            lower = at.on(y)
+            start = self.solutions.get(ids, lower.start())
+            yield _Chunk(ids, weights.to(y.device) / len(self.samples), lower, UpperLoss(x_true), start)
+
+    def solve(self, chunk: _Chunk, tol: float) -> Solution:
+        """x̃ with ‖x̃ − x̂‖ ≤ tol where μ is known, ‖∇h‖ ≤ tol elsewhere."""
+        mu = torch.where(chunk.lower.mu > 0, chunk.lower.mu, 1.0)
+        solution = solve(self.solver, chunk.lower, chunk.start, tol * mu, limit=self.iteration_limit)
+        for status in (Status.NOT_FINITE, Status.DIVERGED):
+            if bad := [i for i, s in zip(chunk.samples, solution.status, strict=True) if s is status]:
+                name = type(self.solver).__name__
+                raise NumericalError(f"lower-level solver {name}, samples {_short(bad)}: {status.value}")
+        return solution
+
+    def charge(self, cost: Cost) -> None:
+        self.cost = self.cost + cost
+
+    def check_budget(self) -> None:
+        if self.before_call is not None:
+            self.before_call(self.cost)
+
+
+@dataclass
+class _Sum:
+    """Weighted sums over chunks, in float64."""
+
+    value: float = 0.0
+    lower: float = 0.0
+    upper: float = 0.0
+    certified: bool = True
+    residual: float = 0.0
+    iterations: float = 0.0
+    count: int = 0
+    short: dict[Status, int] = field(default_factory=dict)
+
+    def add(self, chunk: _Chunk, solution: Solution) -> None:
+        mu = chunk.lower.mu
+        epsilon = (solution.residual / torch.where(mu > 0, mu, 1.0)).double()
+        value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
+        above = value + slope * epsilon + chunk.upper.lipschitz / 2 * epsilon.square()
+        # g ≥ 0 as well as above its tangent.
+        below = (value - slope * epsilon).clamp_min(0)
+        self.value += float(chunk.weights @ value)
+        self.upper += float(chunk.weights @ above)
+        self.lower += float(chunk.weights @ below)
+        self.certified &= bool((mu > 0).all())
+        self.residual = max(self.residual, float(solution.residual.max()))
+        self.iterations += float(solution.iterations.sum())
+        self.count += len(chunk.samples)
+        for status in solution.status:
+            if status is not Status.CONVERGED:
+                self.short[status] = self.short.get(status, 0) + 1
+
+    def result(self, trial: object = None) -> Value:
+        return Value(
+            value=self.value,
+            lower=self.lower,
+            upper=self.upper,
+            certified=self.certified,
+            residual=self.residual,
+            iterations=self.iterations / max(self.count, 1),
+            short={status.name.lower(): count for status, count in self.short.items()},
+            trial=trial,
+        )
+
+
+class BatchOracle:
+    """What an upper-level optimizer sees."""
+
+    def __init__(self, oracle: BilevelOracle, batch: Batch) -> None:
+        self._oracle = oracle
+        self._batch = batch
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        """The nearest admissible θ."""
+        return self._oracle.problem.project(theta)
+
+    def accept(self, value: Value) -> None:
+        """Make the solutions behind a trial value the warm starts."""
+        for samples, x in value.trial or ():
+            self._oracle.solutions.put(samples, x)
+
+    def value(self, theta: Theta, tol: float) -> Value:
+        """f_v(θ) with bounds; its solutions become warm starts only through ``accept``."""
+        oracle = self._oracle
+        oracle.check_budget()
+        total, trial = _Sum(), []
+        for chunk in oracle.chunks(theta, self._batch):
+            solution = oracle.solve(chunk, tol)
+            total.add(chunk, solution)
+            trial.append((chunk.samples, solution.x))
+            spent = int(solution.iterations.sum())
+            slowest = int(solution.iterations.max()) * len(chunk.samples)
+            oracle.charge(Cost(lower_iterations=spent, slowest=slowest, line_search=spent))
+        oracle.charge(Cost(values=1))
+        return total.result(trial)
+
+    def hypergradient(
+        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+    ) -> HypergradientResult:
+        """z_v(θ) with f_v(θ) and, when asked for, a bound on its error."""
+        oracle = self._oracle
+        oracle.check_budget()
+        total = _Sum()
+        z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
+        omega, adjoint_residual, adjoint_iterations = 0.0, 0.0, 0.0
+        for chunk in oracle.chunks(theta, self._batch):
+            solution = oracle.solve(chunk, tol)
+            total.add(chunk, solution)
+            estimate = self._estimate(chunk, solution.x, adjoint_tol)
+            for name, part in estimate.gradient.items():
+                z[name] += part.double()
+            adjoint_residual = max(adjoint_residual, float(estimate.residual.max()))
+            adjoint_iterations += float(estimate.iterations.sum())
+            if bound:
+                omega += self._bound(chunk, solution, estimate)
+                oracle.charge(Cost(power_iterations=POWER_ITERATIONS * len(chunk.samples)))
+            oracle.charge(_cost_of(chunk, solution, estimate))
+        oracle.charge(Cost(hypergradients=1))
+        gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
+        if not all(bool(torch.isfinite(part).all()) for part in gradient.values()):
+            raise NumericalError(
+                f"the hypergradient of samples {_short(self._batch.ids)} is not finite; the step may be too long"
+            )
+        return HypergradientResult(
+            gradient=gradient,
+            value=total.result(),
+            residual=adjoint_residual,
+            iterations=adjoint_iterations / max(total.count, 1),
+            bound=omega if bound else None,
+            bound_kind="estimated" if bound else None,
+            at_floor=Status.STALLED in total.short or adjoint_residual > 2 * adjoint_tol,
+        )
+
+    def _estimate(self, chunk: _Chunk, x: Tensor, adjoint_tol: float) -> Estimate:
+        """z of one chunk; x and the adjoint become warm starts."""
+        oracle = self._oracle
+        tol = torch.full_like(chunk.lower.mu, adjoint_tol)
+        warm = oracle.adjoints.get(chunk.samples, torch.zeros_like(x))
+        estimate = oracle.hypergradient.estimate(
+            chunk.lower, chunk.upper, x, chunk.weights.to(x.dtype), tol, warm
+        )
+        oracle.solutions.put(chunk.samples, x)
+        if estimate.adjoint is not None:
+            oracle.adjoints.put(chunk.samples, estimate.adjoint)
+        return estimate
+
+    def _bound(self, chunk: _Chunk, solution: Solution, estimate: Estimate) -> float:
+        """Σ v_i ω_i / m of one chunk."""
+        if estimate.adjoint is None:
+            raise NumericalError(
+                f"hypergradient {type(self._oracle.hypergradient).__name__} returns no adjoint, so its error cannot"
+                " be bounded; use cg-ift"
+            )
+        unknown = torch.full(
+            (len(chunk.samples), 2), float("nan"), dtype=torch.float64, device=solution.x.device
+        )
+        known = self._oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
+        result = estimate_bound(
+            chunk.lower,
+            chunk.upper,
+            solution.x,
+            chunk.start,
+            estimate.adjoint,
+            solution.residual,
+            estimate.residual,
+            (known[:, 0], known[:, 1]),
+        )
+        constants = torch.stack([result.hessian_lipschitz, result.mixed_lipschitz], dim=1)
+        self._oracle.lipschitz_estimates.put(chunk.samples, constants.double())
+        return float(chunk.weights @ result.omega.double())
+
+
+def _cost_of(chunk: _Chunk, solution: Solution, estimate: Estimate) -> Cost:
+    size = len(chunk.samples)
+    return Cost(
+        lower_iterations=int(solution.iterations.sum()),
+        linear_iterations=int(estimate.iterations.sum()),
+        slowest=(int(solution.iterations.max()) + int(estimate.iterations.max())) * size,
+    )
+
+
+def _short(ids: Sequence[int]) -> str:
+    shown = ", ".join(str(i) for i in ids[:8])
+    return shown if len(ids) <= 8 else f"{shown}, … ({len(ids)} in all)"

@@ -1,0 +1,303 @@
+"""Recipes: a YAML file, validated against the signatures of the very components it names.
+
+Every problem of a file is reported at once, with its line and column. Overrides are dotted keys with YAML values,
+``sampler.size=8`` or ``budget={steps: 2}``. Overriding a component's name, ``regularizer=tv`` or
+``regularizer.name=tv``, switches to that component and drops the options of the old one, for which they were written;
+the order of the overrides does not matter, except that of two for the same key the later one counts.
+
+A component without options may be written as its name alone, ``operator: identity``, and options without a name mean
+the default component of that section. Validation needs no torch once the signatures are cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Gt
+
+from bltoolbox.describe import NO_SETTING, OfKind, construct, describe
+from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
+from bltoolbox.registry import did_you_mean, load_registry
+from bltoolbox.validation import Block, Checker, Issue, Where, plain
+from bltoolbox.yaml_text import MAX_BYTES, Document, Spot, dump, parse
+
+if TYPE_CHECKING:
+    from bltoolbox.registry import Registry
+
+__all__ = [
+    "Block",
+    "Budget",
+    "Recipe",
+    "Validation",
+    "load_recipe",
+    "parse_recipe",
+    "recipe_from_dict",
+    "shipped_recipes",
+]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a run may spend; it ends with whichever comes first, and at least one must be set.
+
+    Args:
+        computations: Lower-level and linear iterations, summed over samples.
+        steps: Upper-level steps.
+        seconds: Wall-clock time.
+    """
+
+    computations: Annotated[float, Gt(0)] | None = None
+    steps: Annotated[int, Gt(0)] | None = None
+    seconds: Annotated[float, Gt(0)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.computations is None and self.steps is None and self.seconds is None:
+            raise ValueError(
+                "set at least one of computations, steps and seconds, or the run would never end"
+            )
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How the run chooses between the best θ and the last one.
+
+    Args:
+        count: Training images held out for it; 0 keeps the last θ.
+        checks: How often the held-out images are restored, evenly over the budget.
+        patience: Checks without improvement after which the run stops early; never when left out.
+    """
+
+    count: Annotated[int, Ge(0)] = 16
+    checks: Annotated[int, Gt(0)] = 10
+    patience: Annotated[int, Gt(0)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One experiment: the problem, the methods and what they may spend.
+
+    Args:
+        seed: Of the noise, the initial θ and the sampler.
+        dtype: Precision of all computations.
+        device: Where to compute: auto, cpu, cuda, cuda:1, mps.
+        color: Colour or gray images.
+        data: The training images.
+        evaluation: Images the result is tried on, never trained on; none when left out.
+        operator: The forward operator A.
+        noise: Standard deviation of the Gaussian noise, for images in [0, 1].
+        constraint: What a restored image must satisfy; box is [0, 1].
+        strong_convexity: μ of a term (μ/2)‖x‖² added to the lower level.
+        regularizer: R_θ, whose parameters are learned.
+        init: A saved θ to start from.
+        baseline: A regularizer of at most two parameters, tuned on the training data and reported beside.
+        lower_solver: How x̃ ≈ argmin h is computed.
+        hypergradient: How z ≈ ∇f is computed.
+        sampler: Which training images enter a step.
+        upper_optimizer: How θ moves.
+        budget: How much the run may spend.
+        validation: How the best θ is chosen.
+        chunk: Samples solved at once.
+        iteration_limit: Most iterations of one lower-level solve.
+        evaluation_tol: Accuracy of the restored images when evaluating.
+    """
+
+    seed: Annotated[int, Ge(0)] = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "auto"
+    color: Literal["rgb", "gray"] = "rgb"
+    data: Annotated[Block, OfKind("data")]
+    evaluation: Annotated[Block, OfKind("data")] | None = None
+    operator: Annotated[Block, OfKind("operator")] = Block("operator", "identity")
+    noise: Annotated[float, Ge(0)] = 25 / 255
+    constraint: Literal["none", "nonnegative", "box"] = "none"
+    strong_convexity: Annotated[float, Ge(0)] = 0.0
+    regularizer: Annotated[Block, OfKind("regularizer")]
+    init: str | None = None
+    baseline: Annotated[Block, OfKind("regularizer")] | None = None
+    lower_solver: Annotated[Block, OfKind("lower_solver")] = Block("lower_solver", "agd")
+    hypergradient: Annotated[Block, OfKind("hypergradient")] = Block("hypergradient", "cg-ift")
+    sampler: Annotated[Block, OfKind("sampler")] = Block("sampler", "epoch")
+    upper_optimizer: Annotated[Block, OfKind("upper_optimizer")] = Block("upper_optimizer", "isgd")
+    budget: Budget
+    validation: Validation = Validation()
+    chunk: Annotated[int, Gt(0)] = 32
+    iteration_limit: Annotated[int, Gt(0)] = 2000
+    evaluation_tol: Annotated[float, Gt(0)] = 1e-2
+
+    #: As it was given, with its comments.
+    text: str = field(default="", compare=False, repr=False, metadata=NO_SETTING)
+    #: The stem of its file.
+    name: str = field(default="recipe", compare=False, metadata=NO_SETTING)
+    #: Where its relative paths may be meant from; None when it is no file.
+    folder: Path | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
+    document: Document | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, every default written out."""
+        settings = [known.name for known in fields(self) if known.metadata.get("setting", True)]
+        return {name: plain(getattr(self, name)) for name in settings}
+
+    def to_yaml(self) -> str:
+        """The resolved recipe: loading it gives an equal Recipe."""
+        return dump(self.to_dict())
+
+    def problem(self, where: str, message: str) -> Problem:
+        """A problem found later, e.g. while assembling, at the place of a dotted key such as ``sampler.size``."""
+        spot = (self.document or Document(None, Spot("<recipe>"))).spot(tuple(where.split(".")))
+        return spot.problem(f"{where}: {message}")
+
+
+def load_recipe(
+    source: str | Path, overrides: Sequence[str] = (), registry: Registry | None = None
+) -> Recipe:
+    """Read a recipe: a file, or the name of a shipped recipe."""
+    path = _find(source)
+    file = str(path)
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"recipe {file} cannot be read: {error.strerror or error}") from error
+    if len(raw) > MAX_BYTES:
+        raise RecipeError([Problem(f"the file is larger than {MAX_BYTES // 1000} kB; is it a recipe?", file)])
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start].decode("utf-8-sig", "replace").split("\n")
+        problem = Problem("the file is not UTF-8 text", file, len(before), len(before[-1]) + 1)
+        raise RecipeError([problem]) from error
+    return parse_recipe(text, file, overrides, registry)
+
+
+def parse_recipe(
+    text: str,
+    file: str = "<recipe>",
+    overrides: Sequence[str] = (),
+    registry: Registry | None = None,
+) -> Recipe:
+    """Read a recipe from its text; ``file`` is what messages call it, and gives it its name and folder."""
+    document = parse(text, Spot(file))
+    if not document.problems and not isinstance(document.data, dict):
+        empty = document.data is None
+        what = "the recipe is empty" if empty else "a recipe is a mapping of keys to values"
+        message = f"{what}; it needs at least data, regularizer and budget"
+        raise RecipeError([document.root.problem(message)])
+    if not isinstance(document.data, dict):
+        raise RecipeError(document.problems)
+    path = None if file.startswith("<") else Path(file)
+    name = path.stem if path else "recipe"
+    return _resolve(document, overrides, registry, text=text, name=name, folder=path.parent if path else None)
+
+
+def recipe_from_dict(
+    settings: Mapping[str, Any], overrides: Sequence[str] = (), registry: Registry | None = None
+) -> Recipe:
+    """A recipe from plain data, as ``to_dict`` gives it; blocks and settings objects are fine, too."""
+    document = Document({key: plain(value) for key, value in settings.items()}, Spot("<recipe>"))
+    return _resolve(document, overrides, registry, text="")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with the toolbox, by name: ``denoise``, ``paper/…``."""
+    package = Path(__file__).parent
+    folders = [package / "recipes"]
+    if (package.parent / "pyproject.toml").is_file():  # a checkout
+        folders.append(package.parent / "recipes")
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*.yaml")):
+            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
+    return found
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source)
+    if path.exists() and not path.is_dir():
+        return path
+    shipped = shipped_recipes()
+    if str(source) in shipped:
+        return shipped[str(source)]
+    if path.is_dir():
+        raise UsageError(f"recipe {source} is a folder; name a file in it")
+    hint = did_you_mean(path.with_suffix("").name, shipped)
+    raise UsageError(f"recipe {source} does not exist, and no shipped recipe has that name{hint}")
+
+
+def _resolve(document: Document, overrides: Sequence[str], registry: Registry | None, **extra: Any) -> Recipe:
+    """Apply overrides, check everything, and raise all problems together."""
+    _override(document, overrides)
+    checker = Checker(registry or load_registry())
+    values = checker.parameters(describe(Recipe).parameters, document.data, (), "a recipe")
+    issues = checker.issues
+    for name, cls in (("budget", Budget), ("validation", Validation)):
+        if not any(issue.where[:1] == (name,) for issue in issues):
+            try:
+                cls(**values[name])
+            except ValueError as error:
+                issues.append(Issue((name,), f"{name}: {error}"))
+    _raise(document, issues)
+    recipe: Recipe = construct(Recipe, values, lambda block: block)
+    return _with(recipe, document=document, **extra)
+
+
+def _with(recipe: Recipe, **extra: Any) -> Recipe:
+    for name, value in extra.items():
+        object.__setattr__(recipe, name, value)
+    return recipe
+
+
+def _raise(document: Document, issues: list[Issue]) -> None:
+    known = {(problem.file, problem.line, problem.column) for problem in document.problems}
+    problems = list(document.problems)
+    for issue in issues:
+        problem = document.spot(issue.where, issue.at_key).problem(issue.message)
+        # What the text itself has wrong there is already said.
+        if (problem.file, problem.line, problem.column) not in known:
+            problems.append(problem)
+    if not problems:
+        return
+    if not document.problems and all(issue.missing for issue in issues):
+        raise MissingError("\n".join(map(str, problems)))
+    raise RecipeError(sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column)))
+
+
+def _override(document: Document, overrides: Sequence[str]) -> None:
+    """Apply overrides, those of whole sections and of names first, so that options are set on the component meant."""
+    parsed: list[tuple[Where, Document]] = []
+    for number, override in enumerate(overrides, start=1):
+        key, equals, text = override.partition("=")
+        where: Where = tuple(part.strip() for part in key.split("."))
+        if not equals or not all(where):
+            message = f"{override!r} is not of the form key=value, e.g. sampler.size=8"
+            document.problems.append(Problem(message, "<override>", number))
+            continue
+        parsed.append((where, parse(text, Spot("<override>", number, len(key) + 2))))
+    for where, value in sorted(parsed, key=lambda item: len(item[0]) - (item[0][-1] == "name")):
+        if value.problems:
+            document.problems += value.problems
+        else:
+            _set(document, where, value)
+
+
+def _set(document: Document, where: Where, value: Document) -> None:
+    """Put a value in its place, making the mappings above it."""
+    *above, last = where
+    parent = document.data
+    for part in above:
+        child = parent.get(part)
+        if not isinstance(child, dict):
+            # A section that is not there, a component in its short form, or a mistake that validation will name.
+            child = {} if child is None else {"name": child}
+            parent[part] = child
+        parent = child
+    old = parent.get(last)
+    if isinstance(old, dict) and "name" in old and isinstance(value.data, str):
+        return _set(document, (*where, "name"), value)
+    if last == "name" and above and parent.get("name") != value.data:
+        parent.clear()
+        document.graft(tuple(above), Document(None, value.root))
+    parent[last] = value.data
+    document.graft(where, value)

@@ -1,0 +1,115 @@
+"""The records that travel between the rooms of the house. Failure is data: a status whose value is a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+
+
+class Status(Enum):
+    """How a lower-level solve of one sample ended."""
+
+    CONVERGED = "the gradient norm reached the tolerance"
+    STALLED = "no progress at the precision of the dtype; use float64 or a larger tolerance"
+    LIMIT = "the iteration limit was reached; raise it or use a larger tolerance"
+    DIVERGED = "the iteration diverged; the step or the Lipschitz constant is wrong for this problem"
+    NOT_FINITE = "a NaN or Inf appeared; θ or the data may be out of range"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sample ids and their weights v_i."""
+
+    ids: Sequence[int]
+    weights: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The ledger. ``computations`` is the paper's unit, summed over samples."""
+
+    lower_iterations: int = 0
+    linear_iterations: int = 0
+    #: The paper's own count: slowest sample of a batch times batch size.
+    slowest: int = 0
+    #: Part of ``lower_iterations`` spent in trial values of a line search.
+    line_search: int = 0
+    power_iterations: int = 0
+    hypergradients: int = 0
+    values: int = 0
+
+    @property
+    def computations(self) -> int:
+        return self.lower_iterations + self.linear_iterations
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def as_dict(self) -> dict[str, int]:
+        return {"computations": self.computations} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class Solution:
+    """x̃ with the norm of the gradient at that very x̃, per sample."""
+
+    x: Tensor
+    residual: Tensor
+    iterations: Tensor
+    status: tuple[Status, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a hypergradient component returns: the weighted sum z, and how its linear system went, per sample."""
+
+    gradient: dict[str, Tensor]
+    adjoint: Tensor | None
+    residual: Tensor
+    iterations: Tensor
+
+
+@dataclass(frozen=True)
+class Value:
+    """f at θ with ``lower ≤ f ≤ upper``; certified where the strong convexity is known."""
+
+    value: float
+    lower: float
+    upper: float
+    certified: bool
+    residual: float
+    iterations: float
+    #: How many samples ended in a status other than converged, by its name.
+    short: Mapping[str, int] = field(default_factory=dict)
+    #: The solutions by sample id, until they are accepted as warm starts.
+    trial: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class HypergradientResult:
+    """z at θ, with the value of f there and, when asked for, a bound ω on ‖z − ∇f‖."""
+
+    gradient: dict[str, Tensor]
+    value: Value
+    residual: float
+    iterations: float
+    bound: float | None = None
+    bound_kind: str | None = None
+    #: Whether a tolerance was below what the dtype can reach.
+    at_floor: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One upper-level step: the new θ and state, and what the log should say (plain numbers)."""
+
+    theta: dict[str, Tensor]
+    state: dict[str, Any]
+    loss: float
+    metrics: Mapping[str, float | int | str] = field(default_factory=dict)
+    #: A sentence when the optimizer has nothing left to do.
+    finished: str | None = None

@@ -1,0 +1,85 @@
+"""Training and evaluation samples: clean images by id, and their measurements.
+
+    y_i = A x*_i + σ n_i
+
+n_i is drawn on the CPU from a generator keyed by (seed, id): a sample has the same noise in every epoch, order, batch size, process
+and device, and after a resume. Measurements are not clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import Data, Operator, Theta
+from bltoolbox.tensors import image_layout, keyed_generator
+
+#: ITU-R BT.601 luma.
+_LUMA = (0.299, 0.587, 0.114)
+
+Color = Literal["rgb", "gray"]
+
+
+class Samples:
+    """Images of a data component with their noisy measurements, on the device and in the dtype of the run."""
+
+    def __init__(
+        self,
+        data: Data,
+        operator: Operator,
+        *,
+        noise: float,
+        seed: int = 0,
+        color: Color = "rgb",
+        stream: str = "train",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        operator_theta: Theta | None = None,
+        ids: Sequence[int] | None = None,
+    ) -> None:
+        self.data = data
+        self.operator = operator
+        self.noise = noise
+        self.seed = seed
+        self.color = color
+        self.stream = stream
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.operator_theta = dict(operator_theta or {})
+        self.ids = range(len(data)) if ids is None else ids
+        self.shape: tuple[int, ...] = tuple(self._clean(self.ids[:1]).shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def label(self, position: int) -> str:
+        """What tables and figures call a sample."""
+        return self.data.label(self.ids[position])
+
+    def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """x* and y of the samples at ``positions`` of this set."""
+        ids = [self.ids[position] for position in positions]
+        x_true = image_layout(self._clean(ids).to(self.device, self.dtype))
+        y = self.operator.apply(x_true, self.operator_theta)
+        if self.noise:
+            y = y + self.noise * self._noise(ids, y.shape[1:]).to(y)
+        return x_true, image_layout(y)
+
+    def _clean(self, ids: Sequence[int]) -> Tensor:
+        images = self.data.clean(ids)
+        if self.color == "gray" and images.shape[1] == 3:
+            return torch.einsum("bchw,c->bhw", images, images.new_tensor(_LUMA)).unsqueeze(1)
+        return images
+
+    def _noise(self, ids: Sequence[int], shape: Sequence[int]) -> Tensor:
+        # Drawn in float64 whatever the dtype of the run, so that both see the same noise.
+        draws = [
+            torch.randn(
+                *shape, dtype=torch.float64, generator=keyed_generator("noise", self.stream, self.seed, i)
+            )
+            for i in ids
+        ]
+        return torch.stack(draws)

@@ -1,0 +1,32 @@
+"""Data sets of clean images, addressed by id."""
+
+from __future__ import annotations
+
+from bltoolbox.hookspecs import Component, hookimpl
+
+BLT_API = 1
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "data",
+            "dead-leaves",
+            "blt_data.dead_leaves:DeadLeaves",
+            "Generated images of overlapping discs; no download, any number, any size.",
+        ),
+        Component(
+            "data",
+            "photos",
+            "blt_data.photos:Photos",
+            "Photographs that come with scikit-image (CC0 or public domain); for evaluation.",
+        ),
+        Component(
+            "data",
+            "array",
+            "blt_data.array:Array",
+            "Your own images from a NumPy file, N×H×W×3 or N×H×W.",
+        ),
+    ]

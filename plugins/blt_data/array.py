@@ -1,0 +1,110 @@
+"""Images from one NumPy file.
+
+An ``.npy`` array of shape N×H×W×3 (colour), N×H×W×1 or N×H×W (gray), either of unsigned integers (0 … the largest of
+the type) or of floats in [0, 1]. The file is memory-mapped: only the images asked for are read, so it may be larger
+than the memory. Prefer it for prepared crops of one size; for files of an ordinary image format use ``folder``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bltoolbox.errors import BltError, MissingError
+from bltoolbox.interfaces import Data
+
+
+class Array(Data):
+    """Images of an ``.npy`` file, memory-mapped.
+
+    Args:
+        path: The file: N×H×W×3, N×H×W×1 or N×H×W, unsigned integers or floats in [0, 1].
+        count: Number of images to use; all from ``offset`` on when left out.
+        offset: Index of the first image to use, e.g. to hold the images before it out.
+        crop: Side of a square crop around the centre; the whole image when left out.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        count: Annotated[int, Gt(0)] | None = None,
+        offset: Annotated[int, Ge(0)] = 0,
+        crop: Annotated[int, Gt(0)] | None = None,
+    ) -> None:
+        images = _open(path)
+        total, height, width = images.shape[:3]
+        wanted = offset + (1 if count is None else count)
+        if wanted > total:
+            raise BltError(
+                f"array: {path} holds {total} images, but offset {offset}"
+                f"{'' if count is None else f' and count {count}'} ask for at least {wanted}"
+            )
+        if crop is not None and crop > min(height, width):
+            raise BltError(
+                f"array: crop {crop} is larger than the {height}×{width} images of {path}; "
+                f"choose at most {min(height, width)}"
+            )
+        self.path = path
+        self.count = total - offset if count is None else count
+        self.offset = offset
+        self.crop = crop
+        self._images = images
+
+    def __len__(self) -> int:
+        return self.count
+
+    def clean(self, ids: Sequence[int]) -> Tensor:
+        index = np.asarray(ids, dtype=np.int64)
+        if ((index < 0) | (index >= self.count)).any():
+            raise IndexError(f"ids must be in 0 … {self.count - 1}")
+        images = self._images[index + self.offset]
+        if self.crop is not None:
+            top, left = ((side - self.crop) // 2 for side in images.shape[1:3])
+            images = images[:, top : top + self.crop, left : left + self.crop]
+        if images.ndim == 3:
+            images = images[..., None]
+        return self._scaled(images).permute(0, 3, 1, 2).contiguous()
+
+    def _scaled(self, images: NDArray[Any]) -> Tensor:
+        if images.dtype.kind == "u":
+            scale = np.float64(np.iinfo(images.dtype).max)
+            return torch.from_numpy((images / scale).astype(np.float32))
+        values = images.astype(np.float32)
+        # `not (… <= …)` also catches NaN, for which every comparison is false.
+        if not (values.min() >= 0 and values.max() <= 1):
+            raise BltError(
+                f"array: {self.path} holds floats outside [0, 1] or NaN; divide by the peak value, or save uint8"
+            )
+        return torch.from_numpy(values)
+
+
+def _open(path: str) -> NDArray[Any]:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise MissingError(
+            f"array: there is no file {path} (looked in {Path.cwd()}); give the path of an .npy file"
+        )
+    try:
+        images = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BltError(f"array: {path} cannot be read as an .npy array: {error}") from error
+    if not isinstance(images, np.ndarray):
+        raise BltError(f"array: {path} is an archive of arrays; save the one array with numpy.save")
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        raise BltError(
+            f"array: {path} has shape {'×'.join(map(str, images.shape))}; N×H×W×3, N×H×W×1 or N×H×W is needed"
+        )
+    if 0 in images.shape:
+        raise BltError(f"array: {path} is empty (shape {'×'.join(map(str, images.shape))})")
+    if images.dtype.kind not in "uf":
+        raise BltError(
+            f"array: {path} holds {images.dtype}; unsigned integers or floats in [0, 1] are needed"
+        )
+    return images

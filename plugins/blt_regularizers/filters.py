@@ -1,0 +1,92 @@
+"""Filter banks: correlation of an image with small kernels under a boundary rule, its exact adjoint and its norm.
+
+    (Cx)_j = Σ_c k_jc ⋆ E x_c,        Cᵀt = Eᵀ Σ_j k_jᵀ t_j
+
+E extends the image beyond its border: not at all (`valid`: responses only where the kernel fits), by zeros, periodically, or by
+reflection. Boundary rule and adjoint belong together: ⟨Cx, t⟩ = ⟨x, Cᵀt⟩ to rounding for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bltoolbox.tensors import image_layout
+
+Boundary = Literal["valid", "zero", "periodic", "reflect"]
+
+
+def correlate(x: Tensor, kernels: Tensor, boundary: Boundary) -> Tensor:
+    """C x for kernels (J, C, K, K): (B, J, H', W'), with H' = H − K + 1 if `valid` and H otherwise."""
+    return F.conv2d(extend(x, kernels.shape[-1], boundary), image_layout(kernels))
+
+
+def correlate_adjoint(t: Tensor, kernels: Tensor, boundary: Boundary, shape: Sequence[int]) -> Tensor:
+    """Cᵀ t, images of ``shape`` (C, H, W)."""
+    full = F.conv_transpose2d(t, image_layout(kernels))
+    if boundary == "valid":
+        return full
+    size = kernels.shape[-1]
+    if boundary == "zero":
+        before = (size - 1) // 2
+        return full[:, :, before : before + shape[1], before : before + shape[2]]
+    for dim in (2, 3):
+        source = _source(shape[dim - 1], size, boundary, full.device)
+        folded = full.new_zeros(*full.shape[:dim], shape[dim - 1], *full.shape[dim + 1 :])
+        full = folded.index_add_(dim, source, full)
+    return image_layout(full)
+
+
+def extend(x: Tensor, size: int, boundary: Boundary) -> Tensor:
+    """E x: room for a kernel of ``size`` centred on every pixel (nothing to do for `valid`)."""
+    if boundary == "valid":
+        return x
+    if boundary == "zero":
+        before, after = (size - 1) // 2, size // 2
+        return F.pad(x, (before, after, before, after))
+    rows = _source(x.shape[2], size, boundary, x.device)
+    columns = _source(x.shape[3], size, boundary, x.device)
+    return image_layout(x[:, :, rows][:, :, :, columns])
+
+
+def norm_bound(kernels: Tensor, weights: Tensor, boundary: Boundary, shape: Sequence[int]) -> Tensor:
+    """A true upper bound of ‖Σ_j w_j C_jᵀC_j‖, without power iteration.
+
+    The bank is a compression of convolution on ℤ², whose norm is the maximum over frequencies of
+    λ_max(Σ_j w_j ĉ_j ĉ_j^H). That is a trigonometric polynomial of degree K − 1 in each variable, so its maximum on an
+    N×N grid is short of the true one by a factor of at most cos(π(K−1)/N)² (Ehlich & Zeller 1964). A reflecting border repeats
+    pixels; EᵀE is diagonal with the number of repetitions.
+    """
+    size = kernels.shape[-1]
+    grid = max(128, 2 ** math.ceil(math.log2(16 * max(size - 1, 1))))
+    scaled = kernels.double() * weights.double().sqrt().view(-1, 1, 1, 1)
+    spectrum = torch.fft.rfft2(scaled, s=(grid, grid))
+    gram = torch.einsum("jchw,jdhw->hwcd", spectrum, spectrum.conj())
+    bound = torch.linalg.eigvalsh(gram).max() / math.cos(math.pi * (size - 1) / grid) ** 2
+    if boundary == "reflect":
+        for length in shape[1:]:
+            bound = bound * _source(length, size, boundary, kernels.device).bincount().max()
+    return bound.to(kernels.dtype)
+
+
+def correlation_gradients(t: Tensor, extended: Tensor, size: int) -> Tensor:
+    """Σ_p t_{ijp} (Ex)_{ic,p+s} of each sample i: what each kernel entry sees; shape (B, J, C, K, K)."""
+    rows = []
+    for row, image in zip(t, extended, strict=True):  # one sample at a time bounds the memory of the patches
+        patches = F.unfold(image.unsqueeze(0), size)[0]
+        rows.append((row.flatten(1) @ patches.T).view(len(row), len(image), size, size))
+    return torch.stack(rows)
+
+
+def _source(length: int, size: int, boundary: Boundary, device: torch.device) -> Tensor:
+    """For each position of an extended line, the pixel that it repeats."""
+    position = torch.arange(-((size - 1) // 2), length + size // 2, device=device)
+    if boundary == "periodic":
+        return position % length
+    mirrored = position.abs()
+    return torch.where(mirrored >= length, 2 * (length - 1) - mirrored, mirrored)

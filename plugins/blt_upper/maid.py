@@ -1,0 +1,129 @@
+"""MAID, the method of adaptive inexact descent: accuracy and step length chosen by what the current step needs.
+
+    1. compute z with an error bound ω at accuracies (ε, δ); while ω > (1−η)‖z‖ tighten (ε, δ) by ρ_a
+    2. for α = α_k, ρα_k, ρ²α_k, … (N trials): θ⁺ = Π(θ − αz); accept when  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α
+    3. none accepted: tighten (ε, δ), N ← N + 1, back to 1; accepted: lengthen α, loosen (ε, δ), N back to its start
+
+F⁺ = g(x̃⁺) + ‖∇g(x̃⁺)‖ε⁺ + (L_g/2)ε⁺² lies above f(θ⁺) and F⁻ = g(x̃) − ‖∇g(x̃)‖ε below f(θ), with the accuracies ε actually achieved:
+where the strong convexity is known, an accepted step certainly decreases the true f.
+
+When to choose it: no step size to tune and a guaranteed decrease, at the price of all data at each step (sampler `full`).
+
+Reference: Salehi, Mukherjee, Roberts & Ehrhardt, *An adaptively inexact first-order method for bilevel optimization
+with application to hyperparameter learning*, 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Gt, Lt
+from torch import Tensor
+
+from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
+from bltoolbox.results import HypergradientResult, Step, Value
+from bltoolbox.tensors import theta_norm
+
+Fraction = Annotated[float, Gt(0), Lt(1)]
+
+
+class MAID(UpperOptimizer):
+    """Adaptive inexact descent with a line search that knows its errors.
+
+    Args:
+        step: α_0, the first step length tried.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser.
+        adjoint_tol: δ_0, residual norm of the adjoint system; the same number as `tol` unless given.
+        eta: η; z may be wrong by the fraction 1 − η, and a step must gain η² of what z promises.
+        shrink: ρ, by which the line search shortens the step.
+        grow: by which an accepted step is lengthened for the next.
+        tighten: by which the accuracies are tightened when they do not suffice.
+        loosen: by which they are loosened after an accepted step.
+        trials: N, step lengths tried before the accuracies are tightened.
+    """
+
+    full_batch = True
+
+    def __init__(
+        self,
+        step: Annotated[float, Gt(0)] = 1e-2,
+        tol: Annotated[float, Gt(0)] = 0.1,
+        adjoint_tol: Annotated[float, Gt(0)] | None = None,
+        eta: Fraction = 0.5,
+        shrink: Fraction = 0.5,
+        grow: Annotated[float, Gt(1)] = 10 / 9,
+        tighten: Fraction = 0.5,
+        loosen: Annotated[float, Gt(1)] = 1.25,
+        trials: Annotated[int, Gt(0)] = 5,
+    ) -> None:
+        self.step_size = step
+        self.tol = tol
+        self.adjoint_tol = tol if adjoint_tol is None else adjoint_tol
+        self.eta = eta
+        self.shrink = shrink
+        self.grow = grow
+        self.tighten = tighten
+        self.loosen = loosen
+        self.trials = trials
+
+    def init(self, theta: Theta) -> dict[str, Any]:
+        return {"alpha": self.step_size, "tol": self.tol, "adjoint_tol": self.adjoint_tol}
+
+    def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
+        tol, adjoint_tol, trials, gradients = state["tol"], state["adjoint_tol"], self.trials, 0
+        while True:
+            result = oracle.hypergradient(theta, tol, adjoint_tol, bound=True)
+            gradients += 1
+            length = theta_norm(result.gradient.values())
+            accurate = result.bound is not None and result.bound <= (1 - self.eta) * length
+            if accurate:
+                found = self._line_search(theta, oracle, state["alpha"], trials, result, tol)
+                if found is not None:
+                    break
+                trials += 1
+            if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
+                return Step(dict(theta), dict(state), result.value.value, finished=reason)
+            tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
+        moved, value, alpha, tried = found
+        oracle.accept(value)
+        metrics = {
+            "step_size": alpha,
+            "tol": tol,
+            "adjoint_tol": adjoint_tol,
+            "gradient_norm": length,
+            "bound": result.bound or 0.0,
+            "gradients": gradients,
+            "trials": tried,
+            "decrease": result.value.lower - value.upper,
+            "certified": int(value.certified),
+        }
+        after = {"alpha": self.grow * alpha, "tol": self.loosen * tol, "adjoint_tol": self.loosen * adjoint_tol}
+        return Step(moved, after, value.value, metrics)
+
+    def _line_search(
+        self, theta: Theta, oracle: Oracle, alpha: float, trials: int, result: HypergradientResult, tol: float
+    ) -> tuple[dict[str, Tensor], Value, float, int] | None:
+        for trial in range(trials):
+            moved = oracle.project({name: value - alpha * result.gradient[name] for name, value in theta.items()})
+            distance = theta_norm(moved[name] - value for name, value in theta.items())
+            value = oracle.value(moved, tol)
+            if value.upper - result.value.lower <= -(self.eta**2) * distance**2 / alpha:
+                return moved, value, alpha, trial + 1
+            alpha *= self.shrink
+        return None
+
+
+def _exhausted(
+    theta: Theta, result: HypergradientResult, length: float, accurate: bool, alpha: float
+) -> str | None:
+    """Why tightening the accuracies cannot help any more, if so."""
+    if length == 0 and not result.bound:
+        return "converged: the hypergradient is zero"
+    if result.at_floor:
+        return "converged-to-precision: the accuracy this step needs is below the floor of the dtype"
+    precision = torch.finfo(next(iter(theta.values())).dtype).eps
+    if accurate and alpha * length < precision * theta_norm(theta.values()):
+        return "converged-to-precision: no step that changes θ decreases the loss"
+    return None

@@ -1,0 +1,76 @@
+"""Fixtures for all tests: a cache of their own, and distributions that exist only for one test."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+#: Runs the command line as a user would, without depending on where the script was installed.
+BLT = [sys.executable, "-m", "bltoolbox"]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _own_surroundings(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the user's cache nor the user's choice of plugins."""
+    monkeypatch.setenv("BLT_CACHE", str(cache))
+    monkeypatch.delenv("BLT_PLUGINS", raising=False)
+
+
+@pytest.fixture
+def blt() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``blt`` in a process of its own."""
+
+    def call(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*BLT, *arguments],
+            text=True,
+            encoding="utf-8",
+            capture_output=True,
+            timeout=120,
+            **options,  # type: ignore[call-overload]
+        )
+
+    return call
+
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Make a distribution with entry points and modules, as pip would leave it, and put it on the path."""
+    site = tmp_path / "site"
+    site.mkdir()
+    before = set(sys.modules)
+
+    def make(
+        distribution: str, points: Mapping[str, str], modules: Mapping[str, str], version: str = "1.0"
+    ) -> Path:
+        info = site / f"{distribution}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        lines = [f"{name} = {target}" for name, target in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[bltoolbox]", *lines, ""]))
+        for name, source in modules.items():
+            (site / f"{name}.py").write_text(source, encoding="utf-8")
+        importlib.invalidate_caches()
+        return site
+
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    yield make
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
