@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bltoolbox.model import Model, solve
     from bltoolbox.experiment import Experiment, RunResult, run
+    from bltoolbox.model import Model, solve
     from bltoolbox.recipe import load_recipe
 
 __version__ = "0.1.0"

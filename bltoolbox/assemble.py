@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.errors import BltError, MissingError, Problem as RecipeProblem, RecipeError
+from bltoolbox.errors import MissingError, RecipeError
 from bltoolbox.experiment import Experiment
 from bltoolbox.interfaces import LowerSolver, Operator, Regularizer, Role, Sampler, UpperOptimizer
 from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import Problem, join
-from bltoolbox.recipe import Block, Recipe
+from bltoolbox.recipe import Recipe
 from bltoolbox.registry import Registry, load_registry
 from bltoolbox.samples import Samples
 from bltoolbox.tensors import keyed_generator
@@ -29,7 +29,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
     """Build everything a recipe names; raises before anything runs if the parts do not fit."""
     registry = registry or load_registry()
     device = pick_device(recipe.device)
-    parts = {kind: build(getattr(recipe, kind), registry) for kind in _SINGLE}
+    parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
     check_partners(recipe, parts)
     operator, regularizer = parts["operator"], parts["regularizer"]
     problem = Problem(operator, regularizer, recipe.constraint, recipe.strong_convexity)
@@ -64,19 +64,13 @@ def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
 _SINGLE = ("operator", "regularizer", "lower_solver", "hypergradient", "sampler", "upper_optimizer")
 
 
-def build(block: Block, registry: Registry) -> Any:
-    """The component that a block names, with the components nested in its options."""
-    options = {
-        name: build(value, registry) if isinstance(value, Block) else value
-        for name, value in block.options.items()
-    }
-    component = registry.get(block.kind, block.name).load()
+def build(recipe: Recipe, key: str, registry: Registry) -> Any:
+    """The component of one section of a recipe; what its constructor refuses is a problem of that section."""
+    block = getattr(recipe, key)
     try:
-        return component(**options)
-    except BltError:
-        raise
-    except Exception as error:
-        raise RecipeError([RecipeProblem(f"{block.kind}: {block.name}: {error}")]) from error
+        return block.build(registry)
+    except ValueError as error:
+        raise _refusal(recipe, key, f"{block.name}: {error}") from error
 
 
 def pick_device(name: str) -> torch.device:
@@ -125,7 +119,7 @@ def check_partners(recipe: Recipe, parts: dict[str, Role], regularizer_key: str 
 def _samples(
     recipe: Recipe, registry: Registry, operator: Operator, device: torch.device
 ) -> tuple[Samples, Samples | None, Samples | None]:
-    data = build(recipe.data, registry)
+    data = build(recipe, "data", registry)
     held_out = recipe.validation.count
     if held_out >= len(data):
         raise _refusal(
@@ -152,7 +146,7 @@ def _samples(
     validation = samples(data, "train", range(m, len(data))) if held_out else None
     evaluation = None
     if recipe.evaluation is not None:
-        evaluation = samples(build(recipe.evaluation, registry), "evaluation")
+        evaluation = samples(build(recipe, "evaluation", registry), "evaluation")
         if evaluation.shape[0] != train.shape[0]:
             raise _refusal(
                 recipe,
@@ -218,7 +212,7 @@ def _baseline(
 ) -> tuple[Problem, dict[str, Tensor]] | None:
     if recipe.baseline is None:
         return None
-    regularizer = build(recipe.baseline, registry)
+    regularizer = build(recipe, "baseline", registry)
     theta = join(regularizer=regularizer.init_params(train.shape[0], keyed_generator("theta", recipe.seed)))
     if (size := sum(value.numel() for value in theta.values())) > 2:
         raise _refusal(

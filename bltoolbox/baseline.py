@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -16,7 +17,8 @@ from bltoolbox.interfaces import LowerSolver, Theta
 from bltoolbox.problem import Problem
 from bltoolbox.samples import Samples
 
-#: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm), and its final width.
+#: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm),
+#: and its final width.
 _IMAGES, _RADIUS, _WIDTH = 16, 2.0, 0.05
 _SWEEPS = 2
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -38,9 +40,9 @@ def tune(
         raise BltError("a baseline must be a regularizer with at most two parameters, such as tv")
     positions = range(min(_IMAGES, len(samples)))
 
-    def score(name: str, value: float) -> float:
+    def loss(name: str, value: float) -> float:
         trial = best | {name: best[name].new_full(best[name].shape, value)}
-        return evaluate(
+        return -evaluate(
             problem, trial, samples, solver, tol=tol, chunk=chunk, limit=limit, positions=positions
         ).psnr
 
@@ -48,9 +50,8 @@ def tune(
     for _ in range(_SWEEPS):
         for name in best:
             centre = float(best[name])
-            value = golden_section(
-                lambda v, name=name: -score(name, v), centre - radius, centre + radius, _WIDTH
-            )
+            cost = partial(loss, name)
+            value = golden_section(cost, centre - radius, centre + radius, _WIDTH)
             best[name] = best[name].new_full(best[name].shape, value)
         radius /= 4
     return best

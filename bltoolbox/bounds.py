@@ -4,8 +4,9 @@ With ε the distance of x̃ to the minimiser, δ the residual norm of the adjoin
 
     τ = ‖q‖ + δ/μ,   κ = (ε/μ)(L_g + L_H τ),   ‖z_i − ∇f_i‖ ≤ ω_i = ‖B‖(δ/μ + κ) + L_B ε(τ + κ)
 
-B = ∂²_{xθ}h(x̃), L_H and L_B the Lipschitz constants of ∇²h and of B in x. Here the constants are *estimated*: L_H and L_B by
-the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃, ‖B‖ by a few power iterations from q.
+B = ∂²_{xθ}h(x̃), L_H and L_B the Lipschitz constants of ∇²h and of B in x. Here the constants are *estimated*:
+L_H and L_B by the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃, ‖B‖ by a few power
+iterations from q.
 
 Reference: Ehrhardt & Roberts, *Analyzing inexact hypergradients for bilevel learning*, IMA J. Appl. Math. 2024.
 """

@@ -216,7 +216,9 @@ def _docs(cls: type[Any]) -> tuple[str, dict[str, str]]:
     if "Args:" not in [line.rstrip() for line in lines]:
         return text, {}
     start = [line.rstrip() for line in lines].index("Args:")
-    length = next((k for k, line in enumerate(lines[start + 1 :]) if line[:1].strip()), len(lines))
+    after = enumerate(lines[start + 1 :])
+    # Of a docstring that begins with its Args the indentation is lost: then they go on to the end.
+    length = next((k for k, line in after if start > 0 and line[:1].strip()), len(lines))
     block = inspect.cleandoc("\n" + "\n".join(lines[start + 1 : start + 1 + length]))
     docs: dict[str, list[str]] = {}
     for line in block.splitlines():

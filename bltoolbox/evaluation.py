@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import LowerSolver, Theta
+from bltoolbox.loop import solve
 from bltoolbox.problem import LowerLevel, Problem
 from bltoolbox.results import Solution, Status
 from bltoolbox.samples import Samples
-from bltoolbox.loop import solve
 
 
 def psnr(x: Tensor, x_true: Tensor) -> Tensor:
@@ -75,7 +75,10 @@ def evaluate(
     """Restore ``samples`` from a cold start; the first ``keep`` images are returned with the figures."""
     at = problem.at(theta, samples.shape)
     positions = range(len(samples)) if positions is None else positions
-    before, after, images, iterations = [], [], [], 0
+    before: list[float] = []
+    after: list[float] = []
+    images: list[Restored] = []
+    iterations = 0
     for first in range(0, len(positions), chunk):
         x_true, y = samples.batch(positions[first : first + chunk])
         lower = at.on(y)

@@ -1,7 +1,7 @@
 """The upper loop. Read this file first: everything else hangs on it.
 
-A step draws a batch, lets the upper-level optimizer ask the oracle about it, and moves θ. Now and then the held-out images are
-restored from a cold start; the best θ and the last one are both kept.
+A step draws a batch, lets the upper-level optimizer ask the oracle about it, and moves θ. Now and then the
+held-out images are restored from a cold start; the best θ and the last one are both kept.
 """
 
 from __future__ import annotations

@@ -207,9 +207,10 @@ class SolverState(Protocol):
 class LowerSolver(Role):
     """An iteration for ``argmin_x h(x, θ)``. The loop around it (stopping, compaction, guards) is the core's.
 
-    ``residual`` is ``lower.residual(x)``, the (projected) gradient norm at the very ``x`` of the same state. A solver that always
-    evaluates it there may set ``exact_residual``; otherwise the loop recomputes it before it declares a sample finished.
-    ``handles_constraint`` says that iterates stay in the constraint set through ``lower.project``.
+    ``residual`` is ``lower.residual(x)``, the (projected) gradient norm at the very ``x`` of the same state. A
+    solver that always evaluates it there may set ``exact_residual``; otherwise the loop recomputes it before it
+    declares a sample finished. ``handles_constraint`` says that iterates stay in the constraint set through
+    ``lower.project``.
     """
 
     kind = "lower_solver"

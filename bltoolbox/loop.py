@@ -1,8 +1,8 @@
 """The one lower-level loop: per-sample stopping, compaction, budget and guards around any solver's step.
 
-A sample leaves the batch in the iteration in which its residual reaches its tolerance, and costs nothing from then on. A solver
-whose residual is a by-product of cached quantities is not believed: the gradient is recomputed from x before a
-sample is declared finished, and the solver starts again from there if it was wrong.
+A sample leaves the batch in the iteration in which its residual reaches its tolerance, and costs nothing from
+then on. A solver whose residual is a by-product of cached quantities is not believed: the gradient is
+recomputed from x before a sample is declared finished, and the solver starts again from there if it was wrong.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Model:
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
         """From a θ file or a run directory."""
-        from bltoolbox.assemble import build, pick_device
+        from bltoolbox.assemble import pick_device
         from bltoolbox.recipe import recipe_from_dict
         from bltoolbox.registry import load_registry
 
@@ -85,14 +85,14 @@ class Model:
         registry = registry or load_registry()
         recipe = recipe_from_dict(json.loads(metadata["recipe"]), registry=registry)
         problem = Problem(
-            build(recipe.operator, registry),
-            build(recipe.regularizer, registry),
+            recipe.operator.build(registry),
+            recipe.regularizer.build(registry),
             recipe.constraint,
             recipe.strong_convexity,
         )
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in theta.items()}
-        return cls(problem, build(recipe.lower_solver, registry), theta, recipe)
+        return cls(problem, recipe.lower_solver.build(registry), theta, recipe)
 
 
 def solve(y: Tensor | numpy.ndarray, theta: Model | Path | str, tol: float | None = None) -> Tensor:

@@ -16,10 +16,10 @@ from torch import Tensor
 from bltoolbox.bounds import POWER_ITERATIONS, estimate_bound
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import HypergradientEstimator, LowerSolver, Theta
+from bltoolbox.loop import solve
 from bltoolbox.problem import LowerLevel, Problem, UpperLoss
 from bltoolbox.results import Batch, Cost, Estimate, HypergradientResult, Solution, Status, Value
 from bltoolbox.samples import Samples
-from bltoolbox.loop import solve
 from bltoolbox.store import Store
 from bltoolbox.tensors import norm
 

@@ -2,8 +2,8 @@
 
     y_i = A x*_i + σ n_i
 
-n_i is drawn on the CPU from a generator keyed by (seed, id): a sample has the same noise in every epoch, order, batch size, process
-and device, and after a resume. Measurements are not clipped.
+n_i is drawn on the CPU from a generator keyed by (seed, id): a sample has the same noise in every epoch, order,
+batch size, process and device, and after a resume. Measurements are not clipped.
 """
 
 from __future__ import annotations

@@ -114,8 +114,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    # PyYAML quotes what YAML 1.1 would misread; what only YAML 1.2 would misread (1e-6) is left to us.
+    # PyYAML quotes what YAML 1.1 would misread; what only YAML 1.2 would misread (1e-6) is left to us, and so are
+    # control characters and exotic line breaks, which it writes unescaped unless the quotes are double.
     style = None if isinstance(scalar(value), str) else "'"
+    if not value.isprintable():
+        style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

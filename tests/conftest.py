@@ -9,6 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, however busy the machine; explore with --hypothesis-profile=default.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 ROOT = Path(__file__).parents[1]
 

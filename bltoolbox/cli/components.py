@@ -97,7 +97,7 @@ def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
         for first, line in enumerate(lines):
             cells = (kind, name, line, source) if first == 0 else ("", "", line, "")
             text = f"{cells[0]:{kinds}}  {cells[1]:{names}}  {cells[2]:{summaries}}  {cells[3]}".rstrip()
-            typer.secho(text, bold=number == 0)
+            typer.secho(text, bold=True if number == 0 else None)
 
 
 def _print_parameter(parameter: Parameter, indent: str = "  ") -> None:

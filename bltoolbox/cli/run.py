@@ -31,17 +31,24 @@ def register(app: typer.Typer) -> None:
 def run(
     arguments: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE [KEY=VALUE]...", help="A file or a shipped recipe's name, and overrides."),
+        typer.Argument(
+            metavar="RECIPE [KEY=VALUE]...", help="A file or a shipped recipe's name, and overrides."
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="RUN_DIR", help="Where to write; runs/<recipe>/<time>.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="RUN_DIR", help="Where to write; runs/<recipe>/<time>."),
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1; as device=D.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1; as device=D.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="As seed=N.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build everything, print the resolved recipe, write nothing.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the summary.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every check on stderr.")] = False,
     as_json: Json = False,
@@ -55,11 +62,15 @@ def run(
     sources, overrides = split_overrides(arguments)
     if len(sources) != 1:
         raise UsageError("blt run takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
-    overrides += [f"{key}={value}" for key, value in (("device", device), ("seed", seed)) if value is not None]
+    overrides += [
+        f"{key}={value}" for key, value in (("device", device), ("seed", seed)) if value is not None
+    ]
     experiment = _assemble(sources[0], overrides, plugin)
     if dry_run:
         if as_json:
-            print_json({"recipe": experiment.recipe.to_dict(), "theta_size": experiment.model(experiment.theta).size})
+            print_json(
+                {"recipe": experiment.recipe.to_dict(), "theta_size": experiment.model(experiment.theta).size}
+            )
         else:
             typer.echo(experiment.recipe.to_yaml(), nl=False)
         return
@@ -82,13 +93,17 @@ def _assemble(source: str, overrides: Sequence[str], plugin: Sequence[Path] | No
     return assemble(recipe, registry)
 
 
-def _train(experiment: Experiment, out: Path | None, *, overwrite: bool, quiet: bool, verbose: bool) -> RunResult:
+def _train(
+    experiment: Experiment, out: Path | None, *, overwrite: bool, quiet: bool, verbose: bool
+) -> RunResult:
     from dataclasses import replace
 
     from bltoolbox.cli.progress import Log, Progress
     from bltoolbox.run_dir import RunDirectory, fresh_directory
 
-    directory = RunDirectory(out or fresh_directory(Path("runs"), experiment.recipe.name), overwrite=overwrite)
+    directory = RunDirectory(
+        out or fresh_directory(Path("runs"), experiment.recipe.name), overwrite=overwrite
+    )
     display = Log() if verbose else Progress(quiet=quiet)
     with _goodbye(directory), display:
         result = experiment.run([directory, display])
@@ -107,7 +122,11 @@ def _goodbye(directory: RunDirectory) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, Terminated) as stop:
         saved = directory.path / "checkpoints" / "last.safetensors"
-        say(f"interrupted; the last θ is in {saved}" if saved.exists() else "interrupted before the first step")
+        say(
+            f"interrupted; the last θ is in {saved}"
+            if saved.exists()
+            else "interrupted before the first step"
+        )
         raise typer.Exit(130 if isinstance(stop, KeyboardInterrupt) else 143) from None
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -2,8 +2,9 @@
 
     ∇²h(x̃) q = ∇g(x̃)   until ‖∇g(x̃) − ∇²h(x̃) q‖ ≤ δ,        z = −∂_θ⟨∇_x h(x̃, θ), q⟩
 
-Every sample has its own scalars, its own stopping and its own warm start; sampling weights enter z, never the linear system.
-The residual that is returned is recomputed from q: if the recursion of CG had drifted, it starts again from there.
+Every sample has its own scalars, its own stopping and its own warm start; sampling weights enter z, never the
+linear system. The residual that is returned is recomputed from q: if the recursion of CG had drifted, it starts
+again from there.
 
 When to choose it: the default. Needs a positive definite Hessian, and says so when it meets none.
 

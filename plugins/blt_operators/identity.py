@@ -1,6 +1,7 @@
 """The identity: A x = x, so that y = x* + noise.
 
-When to choose it: denoising. The data term alone makes the lower level 1-strongly convex, hence every accuracy certified.
+When to choose it: denoising. The data term alone makes the lower level 1-strongly convex, hence every accuracy
+certified.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     R_θ(x) = e^{θ_0} Σ_j e^{θ_j} Σ_p φ_ν((c_j ⋆ x)_p),        φ_ν(t) = √(t² + ν²) − ν
 
-Convex in x. Parameters: the kernels c_j (zero mean in each channel), the log-weights θ_j, the log-scale θ_0 and log ν,
-one for all filters (ten 7×7 filters on three channels: 1482 numbers, the paper's d) or one a filter. Gradient and Hessian products are
-analytic: two convolutions each, the curvature φ''(c_j ⋆ x) computed once a linearisation; the Lipschitz constant is certified.
+Convex in x. Parameters: the kernels c_j (zero mean in each channel), the log-weights θ_j, the log-scale θ_0 and
+log ν, one for all filters (ten 7×7 filters on three channels: 1482 numbers, the paper's d) or one a filter.
+Gradient and Hessian products are analytic: two convolutions each, the curvature φ''(c_j ⋆ x) computed once a
+linearisation; the Lipschitz constant is certified.
 
 When to choose it: the paper's regularizer, and the standard choice for learning on images.
 
@@ -21,6 +22,8 @@ from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt
+from torch import Tensor
+
 from blt_regularizers.filters import (
     Boundary,
     correlate,
@@ -29,10 +32,7 @@ from blt_regularizers.filters import (
     extend,
     norm_bound,
 )
-from torch import Tensor
-
 from bltoolbox.interfaces import Regularizer, Theta
-
 
 
 class FieldOfExperts(Regularizer):
@@ -105,7 +105,9 @@ class FieldOfExperts(Regularizer):
         nu_squared = _nu_squared(theta)
         t = correlate(x, theta["kernels"], self.boundary)
         curvature = t.square().add_(nu_squared).pow_(-1.5).mul_(nu_squared)
-        return _Hessian(theta["kernels"], _weighted_kernels(theta), self.boundary, tuple(x.shape[1:]), curvature)
+        return _Hessian(
+            theta["kernels"], _weighted_kernels(theta), self.boundary, tuple(x.shape[1:]), curvature
+        )
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         t, t_q = correlate(torch.cat([x, q]), theta["kernels"], self.boundary).chunk(2)
@@ -178,7 +180,8 @@ class _Hessian:
 def cosine_kernels(filters: int, channels: int, size: int) -> Tensor:
     """The first ``filters`` products of a cosine basis of the K×K patch without its constant, and one of the channels.
 
-    Ordered by spatial frequency within each colour direction, the colour directions (mean first, then differences) taking turns.
+    Ordered by spatial frequency within each colour direction, the colour directions (mean first, then
+    differences) taking turns.
     """
     space = _cosine_basis(size)
     atoms = sorted(

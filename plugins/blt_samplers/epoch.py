@@ -34,7 +34,9 @@ class Epoch(Sampler):
 
     def init(self, m: int, seed: int) -> dict[str, Any]:
         if self.size > m:
-            raise ValueError(f"size {self.size} is larger than the {m} training samples; use a size of at most {m}")
+            raise ValueError(
+                f"size {self.size} is larger than the {m} training samples; use a size of at most {m}"
+            )
         return {"m": m, "seed": seed, "epoch": 0, "position": 0}
 
     def next(self, state: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:

@@ -20,6 +20,7 @@ restoration*, IEEE TIP 2011.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class MMState:
 class MemoryGradient(LowerSolver):
     """Majorise–minimise over the gradient and the last step."""
 
-    requires = {"regularizer": ("analyse", "synthesise", "majorant")}
+    requires: ClassVar = {"regularizer": ("analyse", "synthesise", "majorant")}
 
     def init(self, lower: LowerLevel, x0: Tensor) -> MMState:
         t = lower.regularizer.analyse(lower.at.regularizer_theta, x0)

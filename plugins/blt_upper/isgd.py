@@ -2,8 +2,9 @@
 
     θ_{k+1} = θ_k − α_k z_{v_k}(θ_k),        α_k = α_0 (k+1)^{−a},   ε_k = ε_0 (k+1)^{−b},   δ_k = δ_0 (k+1)^{−b}
 
-z_v is the hypergradient of the sampled objective, the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the adjoint system to a residual
-δ_k. a = 0 is the paper's fixed step, a = ½ its decreasing one; b > ½ makes Σ ε_k² finite and drives the bias to zero.
+z_v is the hypergradient of the sampled objective, the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the adjoint
+system to a residual δ_k. a = 0 is the paper's fixed step, a = ½ its decreasing one; b > ½ makes Σ ε_k² finite
+and drives the bias to zero.
 
 When to choose it: large data sets; ahead of full-batch methods from the first epoch on.
 

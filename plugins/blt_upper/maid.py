@@ -4,10 +4,12 @@
     2. for α = α_k, ρα_k, ρ²α_k, … (N trials): θ⁺ = Π(θ − αz); accept when  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α
     3. none accepted: tighten (ε, δ), N ← N + 1, back to 1; accepted: lengthen α, loosen (ε, δ), N back to its start
 
-F⁺ = g(x̃⁺) + ‖∇g(x̃⁺)‖ε⁺ + (L_g/2)ε⁺² lies above f(θ⁺) and F⁻ = g(x̃) − ‖∇g(x̃)‖ε below f(θ), with the accuracies ε actually achieved:
-where the strong convexity is known, an accepted step certainly decreases the true f.
+F⁺ = g(x̃⁺) + ‖∇g(x̃⁺)‖ε⁺ + (L_g/2)ε⁺² lies above f(θ⁺) and F⁻ = g(x̃) − ‖∇g(x̃)‖ε below f(θ), with the
+accuracies ε actually achieved: where the strong convexity is known, an accepted step certainly decreases the
+true f.
 
-When to choose it: no step size to tune and a guaranteed decrease, at the price of all data at each step (sampler `full`).
+When to choose it: no step size to tune and a guaranteed decrease, at the price of all data at each step
+(sampler `full`).
 
 Reference: Salehi, Mukherjee, Roberts & Ehrhardt, *An adaptively inexact first-order method for bilevel optimization
 with application to hyperparameter learning*, 2024.
@@ -99,14 +101,20 @@ class MAID(UpperOptimizer):
             "decrease": result.value.lower - value.upper,
             "certified": int(value.certified),
         }
-        after = {"alpha": self.grow * alpha, "tol": self.loosen * tol, "adjoint_tol": self.loosen * adjoint_tol}
+        after = {
+            "alpha": self.grow * alpha,
+            "tol": self.loosen * tol,
+            "adjoint_tol": self.loosen * adjoint_tol,
+        }
         return Step(moved, after, value.value, metrics)
 
     def _line_search(
         self, theta: Theta, oracle: Oracle, alpha: float, trials: int, result: HypergradientResult, tol: float
     ) -> tuple[dict[str, Tensor], Value, float, int] | None:
         for trial in range(trials):
-            moved = oracle.project({name: value - alpha * result.gradient[name] for name, value in theta.items()})
+            moved = oracle.project(
+                {name: value - alpha * result.gradient[name] for name, value in theta.items()}
+            )
             distance = theta_norm(moved[name] - value for name, value in theta.items())
             value = oracle.value(moved, tol)
             if value.upper - result.value.lower <= -(self.eta**2) * distance**2 / alpha:
