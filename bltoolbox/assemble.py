@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.errors import MissingError, RecipeError
+from bltoolbox.errors import BltError, MissingError, RecipeError
 from bltoolbox.experiment import Experiment
-from bltoolbox.interfaces import LowerSolver, Operator, Regularizer, Role, Sampler, UpperOptimizer
+from bltoolbox.interfaces import Data, LowerSolver, Operator, Regularizer, Role, Sampler, UpperOptimizer
 from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import Problem, join
@@ -128,25 +128,28 @@ def _samples(
             f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training",
         )
 
-    def samples(source: Any, stream: str, ids: Sequence[int] | None = None) -> Samples:
-        return Samples(
-            source,
-            operator,
-            noise=recipe.noise,
-            seed=recipe.seed,
-            color=recipe.color,
-            stream=stream,
-            dtype=_DTYPES[recipe.dtype],
-            device=device,
-            ids=ids,
-        )
+    def samples(source: Data, key: str, stream: str, ids: Sequence[int] | None = None) -> Samples:
+        try:
+            return Samples(
+                source,
+                operator,
+                noise=recipe.noise,
+                seed=recipe.seed,
+                color=recipe.color,
+                stream=stream,
+                dtype=_DTYPES[recipe.dtype],
+                device=device,
+                ids=ids,
+            )
+        except ValueError as error:
+            raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error
 
     m = len(data) - held_out
-    train = samples(data, "train", range(m))
-    validation = samples(data, "train", range(m, len(data))) if held_out else None
+    train = samples(data, "data", "train", range(m))
+    validation = samples(data, "data", "train", range(m, len(data))) if held_out else None
     evaluation = None
     if recipe.evaluation is not None:
-        evaluation = samples(build(recipe, "evaluation", registry), "evaluation")
+        evaluation = samples(build(recipe, "evaluation", registry), "evaluation", "evaluation")
         if evaluation.shape[0] != train.shape[0]:
             raise _refusal(
                 recipe,
@@ -193,7 +196,10 @@ def _initial_theta(
 
 
 def _read_initial(recipe: Recipe, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    saved, _ = read_theta(str(recipe.init))
+    try:
+        saved, _ = read_theta(str(recipe.init))
+    except BltError as error:
+        raise _refusal(recipe, "init", str(error)) from error
 
     def shapes(theta: dict[str, Tensor]) -> dict[str, list[int]]:
         return {name: list(value.shape) for name, value in sorted(theta.items())}

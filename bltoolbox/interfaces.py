@@ -28,6 +28,10 @@ Theta = Mapping[str, Tensor]
 class Role(ABC):
     """What all roles share.
 
+    A constructor (and ``Sampler.init``, ``Data.clean``) refuses what its annotations cannot express with a
+    ``ValueError`` that is one sentence: what is wrong, what would be right. The user sees it with the place in
+    the recipe.
+
     ``requires`` maps a partner's kind to the optional methods that it must provide, e.g.
     ``{"regularizer": ("analyse", "synthesise", "majorant")}``. Assembly refuses a partner that lacks one.
     """

@@ -17,7 +17,6 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bltoolbox.errors import BltError, MissingError
 from bltoolbox.interfaces import Data
 
 
@@ -42,13 +41,13 @@ class Array(Data):
         total, height, width = images.shape[:3]
         wanted = offset + (1 if count is None else count)
         if wanted > total:
-            raise BltError(
-                f"array: {path} holds {total} images, but offset {offset}"
+            raise ValueError(
+                f"{path} holds {total} images, but offset {offset}"
                 f"{'' if count is None else f' and count {count}'} ask for at least {wanted}"
             )
         if crop is not None and crop > min(height, width):
-            raise BltError(
-                f"array: crop {crop} is larger than the {height}×{width} images of {path}; "
+            raise ValueError(
+                f"crop {crop} is larger than the {height}×{width} images of {path}; "
                 f"choose at most {min(height, width)}"
             )
         self.path = path
@@ -79,8 +78,8 @@ class Array(Data):
         values = images.astype(np.float32)
         # `not (… <= …)` also catches NaN, for which every comparison is false.
         if not (values.min() >= 0 and values.max() <= 1):
-            raise BltError(
-                f"array: {self.path} holds floats outside [0, 1] or NaN; divide by the peak value, or save uint8"
+            raise ValueError(
+                f"{self.path} holds floats outside [0, 1] or NaN; divide by the peak value, or save uint8"
             )
         return torch.from_numpy(values)
 
@@ -88,23 +87,19 @@ class Array(Data):
 def _open(path: str) -> NDArray[Any]:
     file = Path(path).expanduser()
     if not file.is_file():
-        raise MissingError(
-            f"array: there is no file {path} (looked in {Path.cwd()}); give the path of an .npy file"
-        )
+        raise ValueError(f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy file")
     try:
         images = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise BltError(f"array: {path} cannot be read as an .npy array: {error}") from error
+        raise ValueError(f"{path} cannot be read as an .npy array: {error}") from error
     if not isinstance(images, np.ndarray):
-        raise BltError(f"array: {path} is an archive of arrays; save the one array with numpy.save")
+        raise ValueError(f"{path} is an archive of arrays; save the one array with numpy.save")
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
-        raise BltError(
-            f"array: {path} has shape {'×'.join(map(str, images.shape))}; N×H×W×3, N×H×W×1 or N×H×W is needed"
+        raise ValueError(
+            f"{path} has shape {'×'.join(map(str, images.shape))}; N×H×W×3, N×H×W×1 or N×H×W is needed"
         )
     if 0 in images.shape:
-        raise BltError(f"array: {path} is empty (shape {'×'.join(map(str, images.shape))})")
+        raise ValueError(f"{path} is empty (shape {'×'.join(map(str, images.shape))})")
     if images.dtype.kind not in "uf":
-        raise BltError(
-            f"array: {path} holds {images.dtype}; unsigned integers or floats in [0, 1] are needed"
-        )
+        raise ValueError(f"{path} holds {images.dtype}; unsigned integers or floats in [0, 1] are needed")
     return images

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from annotated_types import Gt
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from bltoolbox.errors import BltError, MissingError
+from bltoolbox.errors import MissingError
 from bltoolbox.interfaces import Data
 
 Photo = Literal["astronaut", "coffee", "chelsea", "rocket"]
@@ -40,9 +41,17 @@ class Photos(Data):
         size: Annotated[int, Gt(0)] = 256,
     ) -> None:
         if not names:
-            raise BltError("photos: names is empty; name at least one photograph, e.g. [astronaut, coffee]")
+            raise ValueError("names is empty; name at least one photograph, e.g. [astronaut, coffee]")
         if len(set(names)) < len(names):
-            raise BltError(f"photos: a photograph is named twice in {list(names)}; name each one once")
+            raise ValueError(f"a photograph is named twice in {list(names)}; name each one once")
+        for name in names:
+            with _open(name) as image:  # reads the header only
+                width, height = image.size
+            if size > min(height, width):
+                raise ValueError(
+                    f"size {size} is larger than {name} ({height}×{width});"
+                    f" choose a size of at most {min(height, width)}"
+                )
         self.names = tuple(names)
         self.size = size
         self._crops: dict[str, NDArray[np.uint8]] = {}
@@ -54,36 +63,31 @@ class Photos(Data):
         picked = torch.from_numpy(np.stack([self._crop(self.names[i]) for i in ids]))
         return picked.permute(0, 3, 1, 2).contiguous().float() / 255
 
+    def label(self, id: int) -> str:
+        return self.names[id]
+
     def _crop(self, name: str) -> NDArray[np.uint8]:
         if name not in self._crops:
-            image = _read(name)
-            height, width = image.shape[:2]
-            if self.size > min(height, width):
-                raise BltError(
-                    f"photos: size {self.size} is larger than {name} ({height}×{width}); "
-                    f"choose a size of at most {min(height, width)}"
-                )
-            top, left = (height - self.size) // 2, (width - self.size) // 2
+            with _open(name) as file:
+                image = np.asarray(file.convert("RGB"))
+            top, left = ((side - self.size) // 2 for side in image.shape[:2])
             self._crops[name] = image[top : top + self.size, left : left + self.size].copy()
         return self._crops[name]
 
 
-def _read(name: str) -> NDArray[np.uint8]:
-    """The photograph as (H, W, 3), from the installed files: scikit-image's own loaders may go to the network."""
+def _open(name: str) -> Image.Image:
+    """The installed file: scikit-image's own loaders may go to the network."""
     try:
         import skimage
     except ImportError as error:
         raise MissingError(
             "photos: scikit-image is not installed; install it with: pip install scikit-image"
         ) from error
-    from PIL import Image
-
     folder = Path(skimage.__file__).parent / "data"
     found = sorted(path for path in folder.glob(f"{name}.*") if path.suffix in {".png", ".jpg"})
     if not found:
         raise MissingError(
-            f"photos: the installed scikit-image does not ship '{name}' in {folder}; "
-            "leave it out of names, or install another version of scikit-image"
+            f"photos: the installed scikit-image does not ship '{name}' in {folder};"
+            " leave it out of names, or install another version of scikit-image"
         )
-    with Image.open(found[0]) as image:
-        return np.asarray(image.convert("RGB"))
+    return Image.open(found[0])
