@@ -11,16 +11,18 @@ if TYPE_CHECKING:
     from bltoolbox.experiment import Experiment, RunResult, run
     from bltoolbox.model import Model, solve
     from bltoolbox.recipe import load_recipe
+    from bltoolbox.resume import resume
 
 __version__ = "0.1.0"
 
-__all__ = ["Experiment", "Model", "RunResult", "__version__", "load_recipe", "run", "solve"]
+__all__ = ["Experiment", "Model", "RunResult", "__version__", "load_recipe", "resume", "run", "solve"]
 
 _HOMES = {
     "Experiment": "bltoolbox.experiment",
     "Model": "bltoolbox.model",
     "RunResult": "bltoolbox.experiment",
     "load_recipe": "bltoolbox.recipe",
+    "resume": "bltoolbox.resume",
     "run": "bltoolbox.experiment",
     "solve": "bltoolbox.model",
 }

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from bltoolbox.errors import BltError, MissingError, RecipeError
 from bltoolbox.experiment import Experiment
-from bltoolbox.interfaces import Data, LowerSolver, Operator, Regularizer, Role, Sampler, UpperOptimizer
+from bltoolbox.interfaces import Data, Operator, Regularizer, Sampler
 from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
+from bltoolbox.partners import find_misfits
 from bltoolbox.problem import Problem, join
 from bltoolbox.recipe import Recipe
 from bltoolbox.registry import Registry, load_registry
@@ -29,15 +30,16 @@ def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
     """Build everything a recipe names; raises before anything runs if the parts do not fit."""
     registry = registry or load_registry()
     device = pick_device(recipe.device)
+    check_partners(recipe, registry)
     parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
-    check_partners(recipe, parts)
     operator, regularizer = parts["operator"], parts["regularizer"]
     problem = Problem(operator, regularizer, recipe.constraint, recipe.strong_convexity)
     train, validation, evaluation = _samples(recipe, registry, operator, device)
     for samples in (train, validation, evaluation):
-        if samples is not None and (sentence := regularizer.check(samples.shape)):
-            raise _refusal(recipe, "regularizer", f"{recipe.regularizer.name}: {sentence}")
-    sampler_state = _start_sampler(recipe, parts["sampler"], parts["upper_optimizer"], len(train))
+        for key in ("operator", "regularizer"):
+            if samples is not None and (sentence := parts[key].check(samples.shape)):
+                raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {sentence}")
+    sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, operator, regularizer, train.shape[0], train.dtype, device)
     oracle = BilevelOracle(
         problem,
@@ -47,7 +49,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
         chunk=recipe.chunk,
         iteration_limit=recipe.iteration_limit,
     )
-    baseline = _baseline(recipe, registry, problem, parts["lower_solver"], train)
+    baseline = _baseline(recipe, registry, problem, train)
     return Experiment(
         recipe=recipe,
         oracle=oracle,
@@ -92,28 +94,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def check_partners(recipe: Recipe, parts: dict[str, Role], regularizer_key: str = "regularizer") -> None:
-    """Every component's `requires` against what its partners implement, and the constraint on x."""
-    names = {kind: getattr(recipe, regularizer_key if kind == "regularizer" else kind).name for kind in parts}
-    for kind, component in parts.items():
-        for partner, methods in component.requires.items():
-            lacking = [method for method in methods if not parts[partner].offers(method)]
-            if lacking:
-                mine, theirs = names[kind], names[partner]
-                raise _refusal(
-                    recipe,
-                    kind,
-                    f"{mine!r} needs a {partner} with {', '.join(lacking)}, which {theirs!r} does not have;"
-                    f" choose another {kind} or another {partner}",
-                )
-    solver = parts["lower_solver"]
-    if recipe.constraint != "none" and isinstance(solver, LowerSolver) and not solver.handles_constraint:
-        raise _refusal(
-            recipe,
-            "lower_solver",
-            f"{recipe.lower_solver.name!r} cannot keep x in the constraint {recipe.constraint!r};"
-            " choose one that can, such as agd, or constraint: none",
-        )
+def check_partners(recipe: Recipe, registry: Registry) -> None:
+    """Loading a recipe has checked this; one put together in Python is checked here."""
+    misfits = find_misfits(vars(recipe), registry)
+    if misfits:
+        raise RecipeError([recipe.problem(one.section, one.message) for one in misfits])
 
 
 def _samples(
@@ -160,21 +145,11 @@ def _samples(
     return train, validation, evaluation
 
 
-def _start_sampler(recipe: Recipe, sampler: Sampler, optimizer: UpperOptimizer, m: int) -> dict[str, Any]:
+def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:
     try:
-        state = sampler.init(m, recipe.seed)
+        return sampler.init(m, recipe.seed)
     except ValueError as error:
         raise _refusal(recipe, "sampler", f"{recipe.sampler.name}: {error}") from error
-    if optimizer.full_batch:
-        batch, _ = sampler.next(state)
-        if sorted(batch.ids) != list(range(m)) or any(weight != 1 for weight in batch.weights):
-            raise _refusal(
-                recipe,
-                "sampler",
-                f"upper_optimizer {recipe.upper_optimizer.name!r} needs all data at each step, which sampler"
-                f" {recipe.sampler.name!r} does not give; use sampler: full",
-            )
-    return state
 
 
 def _initial_theta(
@@ -214,7 +189,7 @@ def _read_initial(recipe: Recipe, expected: dict[str, Tensor]) -> dict[str, Tens
 
 
 def _baseline(
-    recipe: Recipe, registry: Registry, problem: Problem, solver: LowerSolver, train: Samples
+    recipe: Recipe, registry: Registry, problem: Problem, train: Samples
 ) -> tuple[Problem, dict[str, Tensor]] | None:
     if recipe.baseline is None:
         return None
@@ -226,7 +201,6 @@ def _baseline(
             "baseline",
             f"{recipe.baseline.name!r} has {size} parameters; a baseline has at most two, such as tv",
         )
-    check_partners(recipe, {"lower_solver": solver, "regularizer": regularizer}, "baseline")
     theta = {name: value.to(train.device, train.dtype) for name, value in theta.items()}
     return Problem(problem.operator, regularizer, problem.constraint, problem.strong_convexity), theta
 

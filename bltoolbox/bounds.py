@@ -33,6 +33,7 @@ class BoundEstimate:
     mixed_lipschitz: Tensor
 
 
+@torch.no_grad()
 def estimate_bound(
     lower: LowerLevel,
     upper: UpperLoss,
@@ -53,8 +54,7 @@ def estimate_bound(
     safe = torch.where(moved, travelled, 1.0)
     change = norm(lower.linearize(start).hvp(q) - product)
     hessian_lipschitz = torch.where(moved, change / safe, known[0])
-    mixed = _flat(lower.mixed_each(x, q))
-    change = norm(_flat(lower.mixed_each(start, q)) - mixed)
+    change = norm(_mixed(lower, start, q) - _mixed(lower, x, q))
     mixed_lipschitz = torch.where(moved, change / safe, known[1])
 
     mu = torch.where(lower.mu > 0, lower.mu, _rayleigh(q, product))
@@ -73,7 +73,7 @@ def _mixed_norm(lower: LowerLevel, x: Tensor, q: Tensor) -> Tensor:
     for _ in range(POWER_ITERATIONS):
         with torch.enable_grad():
             v = v.detach().requires_grad_()
-            rows = _flat(lower.mixed_each(x, v))
+            rows = _mixed(lower, x, v)
             estimate = norm(rows.detach())
             # Bᵀv is linear in v, so the derivative of ½‖Bᵀv‖² is B Bᵀ v.
             (image,) = torch.autograd.grad(0.5 * rows.square().sum(), v)
@@ -86,6 +86,13 @@ def _rayleigh(q: Tensor, product: Tensor) -> Tensor:
     return dot(q, product) / dot(q, q).clamp_min(torch.finfo(q.dtype).tiny)
 
 
-def _flat(parts: dict[str, Tensor]) -> Tensor:
-    """All parameters of a sample in one row."""
-    return torch.cat([part.flatten(1) for part in parts.values()], dim=1)
+def _mixed(lower: LowerLevel, x: Tensor, q: Tensor) -> Tensor:
+    """Bᵀq, one row a sample, within what a linear constraint leaves free.
+
+    z is projected before its norm is taken; without the same projection here the means of the kernels, which cannot
+    move, would dominate ‖B‖.
+    """
+    parts = lower.mixed_each(x, q)
+    project = lower.at.problem.project_gradient
+    rows = (project({name: part[i] for name, part in parts.items()}) for i in range(len(x)))
+    return torch.stack([torch.cat([part.flatten() for part in row.values()]) for row in rows])

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types as at
 
 from bltoolbox.hookspecs import KINDS
-from bltoolbox.signatures import Parameter, Signature, Type, TypeName
+from bltoolbox.signatures import Parameter, Signature, Traits, Type, TypeName
 from bltoolbox.validation import Block, Checker, plain
 
 SCALARS: dict[Any, TypeName] = {
@@ -60,7 +60,28 @@ def describe(cls: type[Any]) -> Signature:
     """The signature of a component or settings class."""
     module = sys.modules.get(cls.__module__)
     about, _ = _docs(cls)
-    return Signature(tuple(_parameters(cls)), inspect.cleandoc(getattr(module, "__doc__", None) or ""), about)
+    doc = inspect.cleandoc(getattr(module, "__doc__", None) or "")
+    return Signature(tuple(_parameters(cls)), doc, about, _traits(cls))
+
+
+def _traits(cls: type[Any]) -> Traits:
+    """What assembly must know of a class; nothing of one that has no role."""
+    role = next((base for base in cls.__mro__ if vars(base).get("kind") in KINDS), None)
+    if role is None:
+        return Traits()
+    requires = getattr(cls, "requires", {})
+    if not isinstance(requires, Mapping):
+        raise Undescribable(f"requires of {cls.__name__} must map kinds to the names of methods")
+    for kind, methods in requires.items():
+        if kind not in KINDS or isinstance(methods, str):
+            raise Undescribable(
+                f"requires of {cls.__name__} must map kinds to lists of methods, not {kind!r} to {methods!r}"
+            )
+    public = [name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))]
+    offers = [name for name in public if getattr(cls, name) is not getattr(role, name, None)]
+    flags = [name for name, value in vars(role).items() if isinstance(value, bool) and getattr(cls, name)]
+    wanted = {kind: tuple(map(str, methods)) for kind, methods in requires.items()}
+    return Traits(wanted, tuple(offers), tuple(sorted(flags)))
 
 
 def construct(cls: type[Any], options: Mapping[str, Any], build: Callable[[Block], Any]) -> Any:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from bltoolbox.baseline import tune
 from bltoolbox.errors import BudgetExhausted, NumericalError
 from bltoolbox.evaluation import Evaluation, evaluate
 from bltoolbox.interfaces import Sampler, Theta, UpperOptimizer
+from bltoolbox.interrupts import allowed
 from bltoolbox.model import Model
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import Problem
@@ -26,6 +28,8 @@ from bltoolbox.samples import Samples
 
 if TYPE_CHECKING:
     from bltoolbox.recipe import Recipe
+
+BUDGET_SPENT = "budget spent"
 
 #: Evaluation images kept for the figure.
 _PICTURES = 4
@@ -102,6 +106,18 @@ class RunResult:
         }
 
 
+class Keeper(Protocol):
+    """Keeps checkpoints: a run directory is one."""
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        ...
+
+    def keep(self, content: Mapping[str, Any]) -> None:
+        """Write a checkpoint: ``content``, and the warm starts of the experiment's oracle."""
+        ...
+
+
 @dataclass
 class Experiment:
     """A recipe, assembled."""
@@ -127,17 +143,30 @@ class Experiment:
     def model(self, theta: Theta) -> Model:
         return Model(self.problem, self.oracle.solver, dict(theta), self.recipe)
 
-    def run(self, listeners: Iterable[Listener] = ()) -> RunResult:
-        """Train, choose between the best and the last θ, evaluate."""
-        return _Run(self, list(listeners)).run()
+    def run(
+        self,
+        listeners: Iterable[Listener] = (),
+        keeper: Keeper | None = None,
+        content: Mapping[str, Any] | None = None,
+        history: Sequence[dict[str, Any]] = (),
+    ) -> RunResult:
+        """Train, choose between the best and the last θ, evaluate.
+
+        With the ``content`` of a checkpoint (and the log ``history`` up to it) the run goes on from there.
+        """
+        run = _Run(self, list(listeners), keeper)
+        if content is not None:
+            run.restore(content, history)
+        return run.run()
 
 
 class _Run:
     """The state of one run."""
 
-    def __init__(self, experiment: Experiment, listeners: list[Listener]) -> None:
+    def __init__(self, experiment: Experiment, listeners: list[Listener], keeper: Keeper | None) -> None:
         self.experiment = experiment
         self.listeners = listeners
+        self.keeper = keeper
         self.theta = dict(experiment.theta)
         self.state = experiment.optimizer.init(self.theta)
         self.sampler_state = experiment.sampler_state
@@ -148,66 +177,95 @@ class _Run:
         self.best: tuple[float, int, dict[str, Tensor]] | None = None
         self.checked_at = -1
         self.since_best = 0
+        self.ended: str | None = None
 
     def run(self) -> RunResult:
-        experiment = self.experiment
-        experiment.oracle.before_call = self._stop_when_spent
-        self._tell("started", experiment)
-        baseline = self._baseline()
-        initial = self._evaluate(self.theta, "evaluating the initial θ")
-        self.began = time.perf_counter()
+        self.experiment.oracle.before_call = self._stop_when_spent
+        self.experiment.oracle.after_call = self._checkpoint_if_due
+        self._tell("started", self.experiment)
         try:
-            status = self._train()
+            self._train()
+            seconds = self._seconds()
+            self._checkpoint()
+            result = self._result(seconds)
         except BaseException as error:
+            if self.ended is None:
+                self._checkpoint()
             reason = f"failed: {error}" if isinstance(error, Exception) else "interrupted"
             self._tell("aborted", self.theta, reason)
             raise
-        seconds = time.perf_counter() - self.began
-        theta, chosen = self._choose()
-        evaluation = self._evaluate(theta, "evaluating the learned θ", keep=_PICTURES)
-        result = RunResult(
-            status=status,
-            steps=self.steps,
-            cost=experiment.oracle.cost,
-            seconds=seconds,
-            model=experiment.model(theta),
-            last=self.theta,
-            chosen=chosen,
-            validation_psnr=None if self.best is None else self.best[0],
-            evaluation=evaluation,
-            initial=initial,
-            baseline=baseline,
-            history=self.history,
-        )
         self._tell("finished", result)
         return result
 
-    def _train(self) -> str:
-        """Steps until the budget is spent; why it ended."""
-        status = "budget spent"
-        self._check(None)
-        while self._fraction() < 1:
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a checkpoint holds but the warm starts: plain data and tensors."""
+        return {
+            "theta": self.theta,
+            "optimizer": self.state,
+            "sampler": self.sampler_state,
+            "steps": self.steps,
+            "seconds": self._seconds(),
+            "cost": asdict(self.experiment.oracle.cost),
+            "journal": self.experiment.oracle.journal.pack(),
+            "checks": self.checks,
+            "best": self.best,
+            "checked_at": self.checked_at,
+            "since_best": self.since_best,
+            "ended": self.ended,
+        }
+
+    def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
+        """Be where ``snapshot`` was taken. A run that ended because its budget was spent goes on if it has grown."""
+        device = self.experiment.train.device
+        self.theta = _on(device, content["theta"])
+        self.state = _on(device, content["optimizer"])
+        self.sampler_state = content["sampler"]
+        self.steps = content["steps"]
+        self.began = time.perf_counter() - content["seconds"]
+        self.experiment.oracle.cost = Cost(**content["cost"])
+        self.experiment.oracle.journal.restore(content["journal"], device)
+        self.checks = content["checks"]
+        self.best = content["best"] and (*content["best"][:2], _on(device, content["best"][2]))
+        self.checked_at = content["checked_at"]
+        self.since_best = content["since_best"]
+        self.history = list(history)
+        self.ended = content["ended"]
+        if self.ended == BUDGET_SPENT and self._fraction() < 1:
+            self.ended = None
+            self.checks = int(self._fraction() * self.experiment.recipe.validation.checks)
+
+    def _train(self) -> None:
+        """Steps until the budget is spent or there is another reason to end."""
+        if self.checked_at < 0:
+            self._check(None)
+        while self.ended is None:
+            if self._fraction() >= 1:
+                self.ended = BUDGET_SPENT
+                break
             batch, sampler_state = self.experiment.sampler.next(self.sampler_state)
             try:
                 step = self.experiment.optimizer.step(
                     self.theta, self.experiment.oracle.on(batch), self.state
                 )
             except BudgetExhausted:
+                self.ended = BUDGET_SPENT
                 break
             if step.finished:
-                status = step.finished
+                self.ended = step.finished
                 break
-            self.theta, self.state, self.sampler_state = step.theta, step.state, sampler_state
-            self.steps += 1
-            if self._record(step, batch):
-                status = "stopped early: no improvement on the validation images"
-                break
+            self._take(step, batch, sampler_state)
+            self._checkpoint_if_due()
+        self.experiment.oracle.journal.clear()
         if self.checked_at != self.steps:
             self._check(None)
-        return status
 
-    def _record(self, step: Step, batch: Batch) -> bool:
-        """Log one step, check the held-out images when it is time; whether to stop early."""
+    def _take(self, step: Step, batch: Batch, sampler_state: dict[str, Any]) -> None:
+        """Move to the new θ, log the step, check the held-out images when it is time."""
+        if len(batch.ids) and step.loss != step.loss:
+            raise NumericalError(f"the loss is not a number in step {self.steps + 1}; use a smaller step")
+        self.theta, self.state, self.sampler_state = step.theta, step.state, sampler_state
+        self.steps += 1
+        self.experiment.oracle.journal.clear()
         record: dict[str, Any] = {
             "step": self.steps,
             "batch": len(batch.ids),
@@ -215,16 +273,13 @@ class _Run:
             **step.metrics,
             **self.experiment.oracle.cost.as_dict(),
         }
-        if len(batch.ids) and step.loss != step.loss:
-            raise NumericalError(f"the loss is not a number after step {self.steps}; use a smaller step")
-        fraction = self._fraction()
-        stop = False
-        if fraction >= (self.checks + 1) / self.experiment.recipe.validation.checks:
-            self.checks = int(fraction * self.experiment.recipe.validation.checks)
-            stop = self._check(record)
+        fraction, checks = self._fraction(), self.experiment.recipe.validation.checks
+        if fraction >= (self.checks + 1) / checks:
+            self.checks = int(fraction * checks)
+            if self._check(record):
+                self.ended = "stopped early: no improvement on the validation images"
         self.history.append(record)
-        self._tell("stepped", record, time.perf_counter() - self.began, min(fraction, 1.0))
-        return stop
+        self._tell("stepped", record, self._seconds(), min(fraction, 1.0))
 
     def _check(self, record: dict[str, Any] | None) -> bool:
         """Restore the held-out images with the current θ; whether patience is at its end."""
@@ -242,6 +297,28 @@ class _Run:
         self._tell("checked", self.steps, psnr, self.theta, better)
         return patience is not None and self.since_best >= patience
 
+    def _result(self, seconds: float) -> RunResult:
+        """Choose θ and evaluate it beside what it should beat."""
+        experiment = self.experiment
+        theta, chosen = self._choose()
+        baseline = self._baseline()
+        initial = self._evaluate(experiment.theta, "evaluating the initial θ")
+        evaluation = self._evaluate(theta, "evaluating the learned θ", keep=_PICTURES)
+        return RunResult(
+            status=self.ended or BUDGET_SPENT,
+            steps=self.steps,
+            cost=experiment.oracle.cost,
+            seconds=seconds,
+            model=experiment.model(theta),
+            last=self.theta,
+            chosen=chosen,
+            validation_psnr=None if self.best is None else self.best[0],
+            evaluation=evaluation,
+            initial=initial,
+            baseline=baseline,
+            history=self.history,
+        )
+
     def _choose(self) -> tuple[dict[str, Tensor], str]:
         if self.best is None or self.best[1] == self.steps:
             return self.theta, "last"
@@ -253,8 +330,8 @@ class _Run:
             return None
         problem, theta = experiment.baseline
         self._tell("phase", "tuning the baseline")
-        options = self._options()
-        theta = tune(problem, theta, experiment.train, experiment.oracle.solver, **options)
+        with allowed():
+            theta = tune(problem, theta, experiment.train, experiment.oracle.solver, **self._options())
         return self._restore(problem, theta, experiment.evaluation, keep=_PICTURES)
 
     def _evaluate(self, theta: Theta, sentence: str, keep: int = 0) -> Evaluation | None:
@@ -264,7 +341,9 @@ class _Run:
         return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep)
 
     def _restore(self, problem: Problem, theta: Theta, samples: Samples, keep: int = 0) -> Evaluation:
-        return evaluate(problem, theta, samples, self.experiment.oracle.solver, keep=keep, **self._options())
+        solver = self.experiment.oracle.solver
+        with allowed():
+            return evaluate(problem, theta, samples, solver, keep=keep, **self._options())
 
     def _options(self) -> dict[str, Any]:
         recipe = self.experiment.recipe
@@ -276,17 +355,33 @@ class _Run:
         used = (
             (budget.computations, cost.computations),
             (budget.steps, self.steps),
-            (budget.seconds, time.perf_counter() - self.began),
+            (budget.seconds, self._seconds()),
         )
         return max(spent / limit for limit, spent in used if limit is not None)
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.began
 
     def _stop_when_spent(self, cost: Cost) -> None:
         if self._fraction() >= 1:
             raise BudgetExhausted("the budget is spent")
 
+    def _checkpoint_if_due(self) -> None:
+        if self.keeper is not None and self.keeper.due():
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self.keeper is not None:
+            self.keeper.keep(self.snapshot())
+
     def _tell(self, event: str, *details: Any) -> None:
         for listener in self.listeners:
             getattr(listener, event)(*details)
+
+
+def _on(device: torch.device, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of a checkpoint, back on their device."""
+    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in content.items()}
 
 
 def run(
@@ -308,6 +403,4 @@ def run(
     experiment = assemble(recipe)
     if out is None:
         return experiment.run(listeners)
-    directory = RunDirectory(out)
-    result = experiment.run([directory, *listeners])
-    return replace(result, run_dir=directory.path)
+    return RunDirectory(out).run(experiment, listeners)

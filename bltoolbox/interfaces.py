@@ -33,7 +33,9 @@ class Role(ABC):
     the recipe.
 
     ``requires`` maps a partner's kind to the optional methods that it must provide, e.g.
-    ``{"regularizer": ("analyse", "synthesise", "majorant")}``. Assembly refuses a partner that lacks one.
+    ``{"regularizer": ("analyse", "synthesise", "majorant")}``. Validation refuses a partner that lacks one, and
+    names one that fits. Methods count that the class itself or a base below the role defines, whatever their name, so
+    that a solver and a regularizer may agree on one that no role knows.
     """
 
     kind: ClassVar[str]
@@ -70,8 +72,15 @@ class Operator(Role):
     kind = "operator"
 
     def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Parameters of a learned operator; none by default."""
+        """Parameters of a learned operator; none by default.
+
+        Measurements are made with an empty θ: there a learned operator is the true one.
+        """
         return {}
+
+    def check(self, shape: Sequence[int]) -> str | None:
+        """A sentence when images of ``shape`` (C, H, W) cannot be measured, else None."""
+        return None
 
     @abstractmethod
     def apply(self, x: Tensor, theta: Theta) -> Tensor:
@@ -80,6 +89,10 @@ class Operator(Role):
     @abstractmethod
     def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
         """Aᵀ y, exact to rounding."""
+
+    def add_noise(self, y: Tensor, noise: Tensor) -> Tensor:
+        """y with noise; overridden where parts of y are no measurements and must stay as they are."""
+        return y + noise
 
     def start(self, y: Tensor, theta: Theta) -> Tensor:
         """Where a cold solve begins, and the image a user would call 'before'."""
@@ -231,9 +244,13 @@ class LowerSolver(Role):
 
 
 class HypergradientEstimator(Role):
-    """z ≈ ∇f from an approximate minimiser."""
+    """z ≈ ∇f from an approximate minimiser.
+
+    One whose estimate has no ``adjoint`` says so with ``gives_adjoint = False``: no error bound can be had from it.
+    """
 
     kind = "hypergradient"
+    gives_adjoint: ClassVar[bool] = True
 
     @abstractmethod
     def estimate(
@@ -249,9 +266,13 @@ class HypergradientEstimator(Role):
 
 
 class Sampler(Role):
-    """v ~ D with E[v_i] = 1: which samples, with which weights."""
+    """v ~ D with E[v_i] = 1: which samples, with which weights.
+
+    ``full`` says that every batch is all samples with weight 1, which some optimizers need.
+    """
 
     kind = "sampler"
+    full: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, m: int, seed: int) -> dict[str, Any]:
@@ -290,11 +311,13 @@ class Oracle(Protocol):
 class UpperOptimizer(Role):
     """θ ← θ⁺, with as many questions to the oracle as it likes.
 
-    ``full_batch`` says that it needs all data at each step, so that assembly can refuse a mini-batch sampler.
+    ``full_batch`` says that it needs all data at each step, so that a mini-batch sampler is refused, and
+    ``needs_bound`` that it asks for ``hypergradient(…, bound=True)``, so that an estimator without adjoint is.
     """
 
     kind = "upper_optimizer"
     full_batch: ClassVar[bool] = False
+    needs_bound: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, theta: Theta) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _STATUSES = tuple(Status)
 _CODE = {status: code for code, status in enumerate(_STATUSES)}
 
 #: A sample whose best residual has not fallen by 1 % for this many iterations (plus a few periods of an accelerated
-#: method's oscillation) is stalled.
+#: method's oscillation, and what plain gradient descent needs for that 1 %) is stalled.
 _PATIENCE = 60
 #: Times that a recomputed residual may contradict the solver without any progress.
 _STRIKES = 3
@@ -51,7 +51,8 @@ class _Progress:
         count = torch.zeros(len(residual), dtype=torch.long, device=device)
         patience = torch.full_like(count, 10 * _PATIENCE)
         if lower.lipschitz is not None:
-            periods = 6 * (lower.lipschitz / lower.mu.clamp_min(1e-12)).sqrt()
+            condition = lower.lipschitz / lower.mu.clamp_min(1e-12)
+            periods = 6 * condition.sqrt() + 0.02 * condition
             patience = torch.where(lower.mu > 0, _PATIENCE + periods.clamp_max(1e6).long(), patience)
         order = torch.arange(len(residual), device=device)
         verified = torch.full_like(residual, float("inf"))
@@ -91,7 +92,7 @@ def solve(
             if iteration % every == 0 or iteration == limit:
                 verdict = _judge(state.residual, progress, iteration == limit)
                 if not solver.exact_residual and bool((verdict != _RUNNING).any()):
-                    state, verdict = _verify(solver, lower, state, progress, verdict)
+                    state, verdict = _verify(solver, lower, state, progress, verdict, iteration == limit)
                 if bool((verdict != _RUNNING).any()):
                     lower, state = out.retire(lower, state, progress, verdict, iteration)
                 if not len(progress.active):
@@ -116,7 +117,7 @@ def _judge(residual: Tensor, progress: _Progress, last: bool) -> Tensor:
 
 
 def _verify(
-    solver: LowerSolver, lower: LowerLevel, state: Any, progress: _Progress, verdict: Tensor
+    solver: LowerSolver, lower: LowerLevel, state: Any, progress: _Progress, verdict: Tensor, last: bool
 ) -> tuple[Any, Tensor]:
     """Recompute the residual of every sample that wants to leave, and send back those that claimed too much."""
     index = torch.nonzero(verdict != _RUNNING).flatten()
@@ -130,8 +131,10 @@ def _verify(
     progress.strikes[back] = torch.where(strike, progress.strikes[back] + 1, 0)
     progress.verified[back] = residual[wrong]
     state = put(state, back, solver.init(lower.take(back), state.x[back]))
+    state = replace(state, residual=state.residual.index_put((back,), residual[wrong]))
     given_up = progress.strikes[back] >= _STRIKES
-    return state, verdict.index_put((back,), torch.where(given_up, _CODE[Status.STALLED], _RUNNING))
+    onwards = _CODE[Status.LIMIT] if last else _RUNNING
+    return state, verdict.index_put((back,), torch.where(given_up, _CODE[Status.STALLED], onwards))
 
 
 class _Output:

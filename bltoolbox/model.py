@@ -17,7 +17,7 @@ import bltoolbox
 from bltoolbox.errors import BltError, MissingError
 from bltoolbox.evaluation import solve_cold
 from bltoolbox.interfaces import LowerSolver, Theta
-from bltoolbox.problem import Problem
+from bltoolbox.problem import Problem, split
 from bltoolbox.tensors import image_layout
 
 if TYPE_CHECKING:
@@ -48,19 +48,24 @@ class Model:
         return f"Model(regularizer={names[0]!r}, operator={names[1]!r}, parameters={self.size})"
 
     def solve(self, y: Tensor | numpy.ndarray, tol: float | None = None) -> Tensor:
-        """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, values in [0, 1] where not noisy.
+        """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
 
-        The result has the shape, dtype and device of ``y``; ``tol`` is its distance to the exact minimiser.
+        The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
+        distance to the exact minimiser.
         """
         given = torch.as_tensor(y)
         if given.ndim not in (3, 4):
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
         reference = next(iter(self.theta.values()))
         batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(reference))
-        start = self.problem.operator.start(batch, {})
-        at = self.problem.at(self.theta, start.shape[1:])
-        if sentence := self.problem.regularizer.check(start.shape[1:]):
-            raise BltError(sentence)
+        try:
+            shape = self.problem.operator.start(batch, split(self.theta, "operator")).shape[1:]
+        except ValueError as error:
+            raise BltError(str(error)) from error
+        for component in (self.problem.operator, self.problem.regularizer):
+            if sentence := component.check(shape):
+                raise BltError(sentence)
+        at = self.problem.at(self.theta, shape)
         tol = self.recipe.evaluation_tol if tol is None else tol
         x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype

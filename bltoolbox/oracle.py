@@ -7,8 +7,11 @@ Sums are accumulated over chunks in float64, so that a batch of any size takes t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +19,16 @@ from torch import Tensor
 from bltoolbox.bounds import POWER_ITERATIONS, estimate_bound
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import HypergradientEstimator, LowerSolver, Theta
+from bltoolbox.interrupts import allowed
+from bltoolbox.journal import Journal
 from bltoolbox.loop import solve
 from bltoolbox.problem import LowerLevel, Problem, UpperLoss
 from bltoolbox.results import Batch, Cost, Estimate, HypergradientResult, Solution, Status, Value
 from bltoolbox.samples import Samples
 from bltoolbox.store import Store
 from bltoolbox.tensors import norm
+
+Reply = TypeVar("Reply", Value, HypergradientResult)
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,17 @@ class BilevelOracle:
         self.chunk = chunk
         self.iteration_limit = iteration_limit
         self.before_call = before_call
+        self.after_call: Callable[[], None] | None = None
         self.cost = Cost()
+        self.journal = Journal()
         self.solutions = Store(len(samples))
         self.adjoints = Store(len(samples))
         self.lipschitz_estimates = Store(len(samples))
+
+    @property
+    def stores(self) -> dict[str, Store]:
+        """Everything that is kept by sample."""
+        return {"solutions": self.solutions, "adjoints": self.adjoints, "lipschitz": self.lipschitz_estimates}
 
     def on(self, batch: Batch) -> BatchOracle:
         """The oracle of f_v for the weights of ``batch``."""
@@ -88,9 +102,34 @@ class BilevelOracle:
     def charge(self, cost: Cost) -> None:
         self.cost = self.cost + cost
 
-    def check_budget(self) -> None:
+    def ask(self, question: str, compute: Callable[[], Reply]) -> Reply:
+        """Answer from the journal if this was asked before an interruption, else compute, wholly or not at all."""
+        if self.journal.replaying:
+            return cast(Reply, self.journal.replay(question))
         if self.before_call is not None:
             self.before_call(self.cost)
+        with self._transaction(), allowed():
+            answer = compute()
+        self.journal.append(question, answer)
+        if self.after_call is not None:
+            self.after_call()
+        return answer
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Warm starts and ledger change together, at the end, or not at all."""
+        cost = self.cost
+        for store in self.stores.values():
+            store.begin()
+        try:
+            yield
+        except BaseException:
+            for store in self.stores.values():
+                store.rollback()
+            self.cost = cost
+            raise
+        for store in self.stores.values():
+            store.commit()
 
 
 @dataclass
@@ -150,16 +189,33 @@ class BatchOracle:
 
     def accept(self, value: Value) -> None:
         """Make the solutions behind a trial value the warm starts."""
+        journal = self._oracle.journal
+        if journal.replaying:
+            journal.replay("accept")
+            return
         for samples, x in value.trial or ():
             self._oracle.solutions.put(samples, x)
+        journal.append("accept", None)
 
     def value(self, theta: Theta, tol: float) -> Value:
-        """f_v(θ) with bounds; its solutions become warm starts only through ``accept``."""
+        """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through ``accept``."""
+        return self._oracle.ask("value", lambda: self._value(theta, tol))
+
+    def hypergradient(
+        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+    ) -> HypergradientResult:
+        """z_v(θ) with f_v(θ) and, when asked for, a bound on its error."""
+        return self._oracle.ask("hypergradient", lambda: self._hypergradient(theta, tol, adjoint_tol, bound))
+
+    def _value(self, theta: Theta, tol: float) -> Value:
         oracle = self._oracle
-        oracle.check_budget()
         total, trial = _Sum(), []
         for chunk in oracle.chunks(theta, self._batch):
-            solution = oracle.solve(chunk, tol)
+            try:
+                solution = oracle.solve(chunk, tol)
+            except NumericalError:
+                # A trial θ so far off that nothing can be computed there: worse than any, so that a line search goes on.
+                return replace(total.result(), value=math.inf, upper=math.inf, certified=False)
             total.add(chunk, solution)
             trial.append((chunk.samples, solution.x))
             spent = int(solution.iterations.sum())
@@ -168,12 +224,10 @@ class BatchOracle:
         oracle.charge(Cost(values=1))
         return total.result(trial)
 
-    def hypergradient(
-        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+    def _hypergradient(
+        self, theta: Theta, tol: float, adjoint_tol: float, bound: bool
     ) -> HypergradientResult:
-        """z_v(θ) with f_v(θ) and, when asked for, a bound on its error."""
         oracle = self._oracle
-        oracle.check_budget()
         total = _Sum()
         z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
         omega, adjoint_residual, adjoint_iterations = 0.0, 0.0, 0.0

@@ -20,6 +20,7 @@ from annotated_types import Ge, Gt
 
 from bltoolbox.describe import NO_SETTING, OfKind, construct, describe
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
+from bltoolbox.partners import find_misfits
 from bltoolbox.registry import did_you_mean, load_registry
 from bltoolbox.validation import Block, Checker, Issue, Where, plain
 from bltoolbox.yaml_text import MAX_BYTES, Document, Spot, dump, parse
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Block",
     "Budget",
+    "Checkpoint",
     "Recipe",
     "Validation",
     "load_recipe",
@@ -75,6 +77,18 @@ class Validation:
     patience: Annotated[int, Gt(0)] | None = None
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """When the state of the run is written down, so that it can be resumed.
+
+    Args:
+        every: Seconds between checkpoints; 0 writes one after every oracle call. Longer if they would take more
+        than 5 % of the time.
+    """
+
+    every: Annotated[float, Ge(0)] = 60.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One experiment: the problem, the methods and what they may spend.
@@ -99,6 +113,7 @@ class Recipe:
         upper_optimizer: How θ moves.
         budget: How much the run may spend.
         validation: How the best θ is chosen.
+        checkpoint: How often the run is saved.
         chunk: Samples solved at once.
         iteration_limit: Most iterations of one lower-level solve.
         evaluation_tol: Accuracy of the restored images when evaluating.
@@ -123,6 +138,7 @@ class Recipe:
     upper_optimizer: Annotated[Block, OfKind("upper_optimizer")] = Block("upper_optimizer", "isgd")
     budget: Budget
     validation: Validation = Validation()
+    checkpoint: Checkpoint = Checkpoint()
     chunk: Annotated[int, Gt(0)] = 32
     iteration_limit: Annotated[int, Gt(0)] = 2000
     evaluation_tol: Annotated[float, Gt(0)] = 1e-2
@@ -154,7 +170,7 @@ def load_recipe(
     source: str | Path, overrides: Sequence[str] = (), registry: Registry | None = None
 ) -> Recipe:
     """Read a recipe: a file, or the name of a shipped recipe."""
-    path = _find(source)
+    path = find_recipe(source)
     file = str(path)
     try:
         with path.open("rb") as stream:
@@ -213,7 +229,20 @@ def shipped_recipes() -> dict[str, Path]:
     return found
 
 
-def _find(source: str | Path) -> Path:
+def recipe_summary(path: Path) -> str:
+    """The first comment of a recipe that is meant for people."""
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        for line in lines:
+            if not line.startswith("#"):
+                break
+            text = line.lstrip("#").strip()
+            if text and not text.startswith("yaml-language-server:"):
+                return text
+    return ""
+
+
+def find_recipe(source: str | Path) -> Path:
+    """A file, or the shipped recipe of that name."""
     path = Path(source)
     if path.exists() and not path.is_dir():
         return path
@@ -228,8 +257,9 @@ def _find(source: str | Path) -> Path:
 
 def _resolve(document: Document, overrides: Sequence[str], registry: Registry | None, **extra: Any) -> Recipe:
     """Apply overrides, check everything, and raise all problems together."""
-    _override(document, overrides)
-    checker = Checker(registry or load_registry())
+    apply_overrides(document, overrides)
+    registry = registry or load_registry()
+    checker = Checker(registry)
     values = checker.parameters(describe(Recipe).parameters, document.data, (), "a recipe")
     issues = checker.issues
     for name, cls in (("budget", Budget), ("validation", Validation)):
@@ -238,6 +268,10 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
                 cls(**values[name])
             except ValueError as error:
                 issues.append(Issue((name,), f"{name}: {error}"))
+    for misfit in find_misfits(values, registry):
+        # A default that does not fit has no place in the file; what it does not fit with has one.
+        place = misfit.section if misfit.section in document.data else misfit.partner
+        issues.append(Issue((place,), f"{misfit.section}: {misfit.message}"))
     _raise(document, issues)
     recipe: Recipe = construct(Recipe, values, lambda block: block)
     return _with(recipe, document=document, **extra)
@@ -264,7 +298,7 @@ def _raise(document: Document, issues: list[Issue]) -> None:
     raise RecipeError(sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column)))
 
 
-def _override(document: Document, overrides: Sequence[str]) -> None:
+def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
     """Apply overrides, those of whole sections and of names first, so that options are set on the component meant."""
     parsed: list[tuple[Where, Document]] = []
     for number, override in enumerate(overrides, start=1):

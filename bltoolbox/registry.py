@@ -130,6 +130,16 @@ class Registry:
     def plugins(self) -> list[Plugin]:
         return list(self._plugins)
 
+    def of(self, plugin: Plugin) -> list[Registered]:
+        """All that a plugin offers, clashing or not."""
+        everything = [one for group in self._found.values() for one in group if one.plugin == plugin]
+        return sorted(everything, key=lambda one: (KINDS.index(one.kind), one.name))
+
+    def clash(self, registered: Registered) -> str:
+        """The sentence when more than one plugin offers this kind and name, else nothing."""
+        group = self._found[registered.kind, registered.name]
+        return self._clash(group) if len(group) > 1 else ""
+
     def components(self, kind: str | None = None) -> list[Registered]:
         """In the order of a recipe, then by name; without those that clash."""
         if kind is not None and kind not in KINDS:

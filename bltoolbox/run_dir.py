@@ -1,24 +1,38 @@
-"""The run directory: what was asked, what happened, what came out. Files are replaced atomically, logs are appended."""
+"""The run directory: what was asked, what happened, what came out, and where to go on from.
+
+Files are replaced atomically. The logs are appended; a checkpoint remembers how long they were, and a resumed
+run cuts them there, so that no line is lost or doubled. One process at a time: the directory is locked while a
+run writes to it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 import bltoolbox
+from bltoolbox.checkpoint import Checkpoints
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.experiment import Experiment, Listener, RunResult
 from bltoolbox.files import write_bytes, write_json, write_text
 from bltoolbox.interfaces import Theta
 from bltoolbox.model import THETA_FILE, encode
+
+_LOGS = ("metrics.jsonl", "timings.jsonl", "log.txt")
+#: At most this share of the time goes into checkpoints, however often they are wanted.
+_SHARE = 0.05
 
 
 def fresh_directory(root: Path, name: str) -> Path:
@@ -33,7 +47,7 @@ def fresh_directory(root: Path, name: str) -> Path:
 
 
 class RunDirectory(Listener):
-    """Writes a run to disk as it happens."""
+    """Writes a run to disk as it happens, and keeps its checkpoints."""
 
     def __init__(self, path: Path | str, *, overwrite: bool = False) -> None:
         self.path = Path(path)
@@ -41,41 +55,76 @@ class RunDirectory(Listener):
             raise UsageError(f"{self.path} is a file; choose another run directory")
         if self.path.is_dir() and any(self.path.iterdir()) and not overwrite:
             raise UsageError(f"{self.path} is not empty; choose another run directory or add --overwrite")
+        self.logs: dict[str, IO[bytes]] = {}
+
+    def run(self, experiment: Experiment, listeners: Sequence[Listener] = ()) -> RunResult:
+        """Run an experiment from its beginning into this directory."""
+        self._make()
+        with self._locked():
+            self._clear()
+            recipe = experiment.recipe
+            write_text(self.path / "recipe.yaml", recipe.text or recipe.to_yaml())
+            write_text(self.path / "resolved.yaml", recipe.to_yaml())
+            return self._go(experiment, listeners, None, {})
+
+    def resume(self, experiment: Experiment, listeners: Sequence[Listener] = ()) -> RunResult:
+        """Take up a run where its newest whole checkpoint left it."""
+        with self._locked():
+            checkpoints = Checkpoints(self.path / "checkpoints", experiment.oracle.stores)
+            content, passed = checkpoints.load()
+            for sentence in passed:
+                for listener in listeners:
+                    listener.phase(sentence)
+            write_text(self.path / "resolved.yaml", experiment.recipe.to_yaml())
+            return self._go(experiment, listeners, content["run"], content["lengths"], checkpoints)
+
+    def _go(
+        self,
+        experiment: Experiment,
+        listeners: Sequence[Listener],
+        content: Mapping[str, Any] | None,
+        lengths: Mapping[str, int],
+        checkpoints: Checkpoints | None = None,
+    ) -> RunResult:
+        self.experiment = experiment
+        self.checkpoints = checkpoints or Checkpoints(self.path / "checkpoints", experiment.oracle.stores)
+        self.began = self.kept_at = time.perf_counter()
+        self.every = experiment.recipe.checkpoint.every
+        with self._open_logs(lengths):
+            history = [] if content is None else self._history()
+            result = experiment.run([self, *listeners], self, content, history)
+        return replace(result, run_dir=self.path)
+
+    def due(self) -> bool:
+        """Whether a checkpoint is wanted, and the share of time they may take allows one."""
+        return time.perf_counter() - self.kept_at >= self.every
+
+    def keep(self, content: Mapping[str, Any]) -> None:
+        began = time.perf_counter()
+        for log in self.logs.values():
+            log.flush()
+            os.fsync(log.fileno())
+        lengths = {name: log.tell() for name, log in self.logs.items()}
+        self.checkpoints.save({"run": dict(content), "lengths": lengths})
+        self.kept_at = time.perf_counter()
+        spent = self.kept_at - began
+        if self.experiment.recipe.checkpoint.every:
+            self.every = max(self.experiment.recipe.checkpoint.every, spent * (1 - _SHARE) / _SHARE)
 
     def started(self, experiment: Experiment) -> None:
-        try:
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            (self.path / "images").mkdir(exist_ok=True)
-        except OSError as error:
-            raise BltError(f"cannot write to {self.path}: {error.strerror}") from error
-        self.experiment = experiment
-        recipe = experiment.recipe
-        write_text(self.path / "recipe.yaml", recipe.text or recipe.to_yaml())
-        write_text(self.path / "resolved.yaml", recipe.to_yaml())
         write_json(self.path / "env.json", environment(experiment))
         write_json(self.path / "status.json", {"status": "running", "bltoolbox": bltoolbox.__version__})
-        for name in ("metrics.jsonl", "timings.jsonl"):
-            write_text(self.path / name, "")
-        self.metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
-        self.timings = (self.path / "timings.jsonl").open("a", encoding="utf-8")
-        self.began = time.perf_counter()
-        self.log_lines: list[str] = []
         self.log(
-            f"started: {recipe.name}, {experiment.train.device}, {len(experiment.train)} training images"
+            f"started: {experiment.recipe.name}, {experiment.train.device},"
+            f" {len(experiment.train)} training images"
         )
-
-    def log(self, sentence: str) -> None:
-        self.log_lines.append(f"{time.perf_counter() - self.began:9.2f} s  {sentence}")
-        write_text(self.path / "log.txt", "\n".join(self.log_lines) + "\n")
 
     def phase(self, sentence: str) -> None:
         self.log(sentence)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
-        self.metrics.write(json.dumps(record) + "\n")
-        self.metrics.flush()
-        self.timings.write(json.dumps({"step": record["step"], "seconds": round(seconds, 6)}) + "\n")
-        self.timings.flush()
+        self._append("metrics.jsonl", json.dumps(record))
+        self._append("timings.jsonl", json.dumps({"step": record["step"], "seconds": round(seconds, 6)}))
 
     def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
         self.log(f"step {step}: validation PSNR {psnr:.3f} dB" + (" (best so far)" if best else ""))
@@ -83,26 +132,67 @@ class RunDirectory(Listener):
         if best:
             self._save_theta("best", theta)
 
-    def finished(self, result: RunResult) -> None:
-        from bltoolbox.figures import draw
-
-        self.close()
-        self._save_theta("last", result.last)
-        write_bytes(self.path / THETA_FILE, encode(result.theta, self.experiment.recipe))
-        draw(result, self.path / "images")
-        summary = result.as_dict() | {"run_dir": str(self.path), "bltoolbox": bltoolbox.__version__}
-        write_json(self.path / "status.json", summary)
-        self.log(f"finished: {result.status}")
-
     def aborted(self, theta: Theta, reason: str) -> None:
-        self.close()
         self._save_theta("last", theta)
         write_json(self.path / "status.json", {"status": reason, "bltoolbox": bltoolbox.__version__})
         self.log(reason)
 
-    def close(self) -> None:
-        self.metrics.close()
-        self.timings.close()
+    def finished(self, result: RunResult) -> None:
+        from bltoolbox.figures import draw
+
+        self._save_theta("last", result.last)
+        write_bytes(self.path / THETA_FILE, encode(result.theta, self.experiment.recipe))
+        draw(result, self.path / "images")
+        self.log(f"finished: {result.status}")
+        summary = result.as_dict() | {"run_dir": str(self.path), "bltoolbox": bltoolbox.__version__}
+        write_json(self.path / "status.json", summary | {"finished": True})
+
+    def log(self, sentence: str) -> None:
+        self._append("log.txt", f"{time.perf_counter() - self.began:9.2f} s  {sentence}")
+
+    def _append(self, name: str, line: str) -> None:
+        self.logs[name].write(line.encode() + b"\n")
+        self.logs[name].flush()
+
+    def _make(self) -> None:
+        try:
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (self.path / "images").mkdir(exist_ok=True)
+        except OSError as error:
+            raise BltError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def _clear(self) -> None:
+        """What a run that is overwritten left, so that nothing of it can be taken for this one's."""
+        for path in (*(self.path / "checkpoints").iterdir(), *(self.path / "images").iterdir()):
+            path.unlink()
+        for name in (*_LOGS, "status.json", THETA_FILE):
+            (self.path / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """No two processes write here; the lock goes with the process that holds it, however it ends."""
+        with (self.path / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UsageError(
+                    f"{self.path} is in use by another process; wait for it, or stop it first"
+                ) from error
+            yield
+
+    @contextlib.contextmanager
+    def _open_logs(self, lengths: Mapping[str, int]) -> Iterator[None]:
+        """The logs, cut to where the checkpoint saw them end."""
+        with contextlib.ExitStack() as stack:
+            for name in _LOGS:
+                self.logs[name] = stack.enter_context((self.path / name).open("ab"))
+                self.logs[name].truncate(lengths.get(name, 0))
+                self.logs[name].seek(0, os.SEEK_END)
+            yield
+
+    def _history(self) -> list[dict[str, Any]]:
+        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
 
     def _save_theta(self, name: str, theta: Theta) -> None:
         path = self.path / "checkpoints" / f"{name}.safetensors"

@@ -65,7 +65,7 @@ class Samples:
         x_true = image_layout(self._clean(ids).to(self.device, self.dtype))
         y = self.operator.apply(x_true, self.operator_theta)
         if self.noise:
-            y = y + self.noise * self._noise(ids, y.shape[1:]).to(y)
+            y = self.operator.add_noise(y, self.noise * self._noise(ids, y.shape[1:]).to(y))
         return x_true, image_layout(y)
 
     def _clean(self, ids: Sequence[int]) -> Tensor:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bltoolbox.registry import Registered
 
 #: To be raised whenever the same class would be described otherwise than before.
-FORMAT = 1
+FORMAT = 2
 
 
 def cache_folder() -> Path:
@@ -36,12 +36,10 @@ def cache_folder() -> Path:
 
 def cached_signature(registered: Registered) -> Signature:
     """The signature of a component, from the cache if its files are unchanged, else from the imported class."""
-    target = registered.component.target
-    module = target.partition(":")[0]
+    module = registered.component.target.partition(":")[0]
     # A class imported long ago may be older than its file: it is described, but not remembered.
     fresh = module not in sys.modules
-    source = _source(module)
-    entry = _entry(target, source) if source else None
+    entry = _entry(registered.component.target)
     if entry is not None and (signature := _read(entry)) is not None:
         return signature
     from bltoolbox.describe import Undescribable, describe
@@ -57,6 +55,12 @@ def cached_signature(registered: Registered) -> Signature:
     return signature
 
 
+def remembered_signature(registered: Registered) -> Signature | None:
+    """The signature of a component if the cache holds it; never imports the component."""
+    entry = _entry(registered.component.target)
+    return None if entry is None else _read(entry)
+
+
 def _source(module: str) -> str | None:
     """The file of a module that is not imported; its parent packages are, and are light by contract."""
     try:
@@ -66,7 +70,10 @@ def _source(module: str) -> str | None:
     return spec.origin if spec is not None and spec.has_location else None
 
 
-def _entry(target: str, source: str) -> Path:
+def _entry(target: str) -> Path | None:
+    source = _source(target.partition(":")[0])
+    if source is None:
+        return None
     key = json.dumps([FORMAT, sys.version_info[:2], target, os.path.abspath(source)])
     return cache_folder() / "signatures" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 

@@ -1,4 +1,4 @@
-"""What a component accepts, as plain data: types, bounds, defaults and documentation of its parameters.
+"""What a component accepts, as plain data: types, bounds, defaults and documentation of its parameters; its traits.
 
 A signature is read off a class once (``describe.py``), kept as JSON (``signature_cache.py``), and is all that is needed
 to validate a recipe (``validation.py``) or to show a component, without importing torch.
@@ -154,20 +154,45 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a component asks of its partners and what it offers them.
+
+    ``requires`` maps a partner's kind to methods it must implement; ``offers`` are the methods this class implements
+    beyond its role; ``flags`` are the boolean class variables of its role that are true, such as ``full_batch``.
+    """
+
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    offers: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        requires = {kind: list(methods) for kind, methods in self.requires.items()}
+        return {"requires": requires, "offers": list(self.offers), "flags": list(self.flags)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Traits:
+        requires = {kind: tuple(methods) for kind, methods in data["requires"].items()}
+        return cls(requires, tuple(data["offers"]), tuple(data["flags"]))
+
+
+@dataclass(frozen=True)
 class Signature:
     """``doc`` is the module's docstring, ``about`` that of the class without its ``Args:``."""
 
     parameters: tuple[Parameter, ...]
     doc: str = ""
     about: str = ""
+    traits: Traits = field(default_factory=Traits)
 
     def to_json(self) -> dict[str, Any]:
         parameters = [parameter.to_json() for parameter in self.parameters]
-        return {"doc": self.doc, "about": self.about, "parameters": parameters}
+        known = {"doc": self.doc, "about": self.about, "parameters": parameters}
+        return known | {"traits": self.traits.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
-        return cls(tuple(map(Parameter.from_json, data["parameters"])), data["doc"], data["about"])
+        parameters = tuple(map(Parameter.from_json, data["parameters"]))
+        return cls(parameters, data["doc"], data["about"], Traits.from_json(data["traits"]))
 
 
 def number(value: float) -> str:

@@ -46,8 +46,14 @@ class Block:
         """Import the class and make the component, and those nested in it."""
         from bltoolbox.describe import construct
 
+        def part(block: Block) -> Any:
+            try:
+                return block.build(registry)
+            except ValueError as error:
+                raise ValueError(f"{block.name}: {error}") from error
+
         cls = registry.get(self.kind, self.name).load()
-        return construct(cls, self.options, lambda block: block.build(registry))
+        return construct(cls, self.options, part)
 
 
 @dataclass(frozen=True)
@@ -212,9 +218,10 @@ class Checker:
         return self.parameters(type.parameters, value, where, dotted(where))
 
     def _component(self, type: Type, value: Any, where: Where) -> Any:
-        if self.registry is None:
-            return value
         kind = type.role
+        if self.registry is None:
+            named = isinstance(value, str | Block) or (isinstance(value, Mapping) and "name" in value)
+            return value if named else self._expected(type, value, where)
         if isinstance(value, Block):
             value = value.to_dict()
         given = {"name": value} if isinstance(value, str) else value

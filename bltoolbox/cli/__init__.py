@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bltoolbox.cli import components, recipes, run
+from bltoolbox.cli import components, new_plugin, plugins, recipes, run, schema
 from bltoolbox.cli.common import Debug, debugging, say
 from bltoolbox.errors import BltError, RecipeError
 
@@ -50,6 +50,9 @@ def _options(
 run.register(app)
 recipes.register(app)
 components.register(app)
+plugins.register(app)
+schema.register(app)
+new_plugin.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

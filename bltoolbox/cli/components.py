@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json
+from bltoolbox.cli.completion import complete_component, complete_kind
 from bltoolbox.hookspecs import KINDS
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ def register(app: typer.Typer) -> None:
 
 
 def list_components(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of {', '.join(KINDS)}.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="[KIND]", help=f"One of {', '.join(KINDS)}.", autocompletion=complete_kind),
+    ] = None,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
@@ -43,7 +47,14 @@ def list_components(
 
 
 def show_component(
-    name: Annotated[str, typer.Argument(metavar="[KIND/]NAME", help="For example agd, or lower_solver/agd.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[KIND/]NAME",
+            help="For example agd, or lower_solver/agd.",
+            autocompletion=complete_component,
+        ),
+    ],
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,

@@ -1,12 +1,14 @@
-"""``blt validate``: is this recipe all right?"""
+"""``blt validate``, ``blt recipes`` and ``blt cp``: is this recipe all right, which ones are there, give me one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
+from bltoolbox.cli.completion import complete_recipe, complete_shipped
 from bltoolbox.errors import BltError, RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("validate")(validate)
+    app.command("recipes")(list_recipes)
+    app.command("cp")(copy_recipe)
 
 
 def validate(
@@ -24,6 +28,7 @@ def validate(
         typer.Argument(
             metavar="RECIPE... [KEY=VALUE]...",
             help="Files or names of shipped recipes; overrides apply to all.",
+            autocompletion=complete_recipe,
         ),
     ],
     as_json: Json = False,
@@ -66,3 +71,56 @@ def _check(source: str, overrides: list[str], registry: Registry) -> tuple[dict[
         problem = {"file": source, "line": 1, "column": 1, "message": str(error)}
         return {"recipe": source, "valid": False, "problems": [problem]}, error
     return {"recipe": source, "valid": True, "problems": []}, None
+
+
+def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
+    """List the recipes that come with the toolbox; blt run and blt cp take their names."""
+    from bltoolbox.recipe import recipe_summary, shipped_recipes
+
+    found = [(name, recipe_summary(path), path) for name, path in shipped_recipes().items()]
+    if as_json:
+        print_json([{"name": name, "summary": text, "path": str(path)} for name, text, path in found])
+        return
+    width = max((len(name) for name, _, _ in found), default=0)
+    for name, text, path in found:
+        typer.echo(f"{name:{width}}  {text}")
+        typer.secho(f"{'':{width}}  {path}", dim=True)
+
+
+def copy_recipe(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="As blt recipes lists it.", autocompletion=complete_shipped),
+    ],
+    dest: Annotated[
+        str | None, typer.Argument(metavar="[DEST]", help="A file or a folder; NAME.yaml here.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Copy a shipped recipe, to make it your own.
+
+    For example: blt cp denoise my-recipe.yaml
+    """
+    from bltoolbox.files import write_bytes
+    from bltoolbox.recipe import shipped_recipes
+    from bltoolbox.registry import did_you_mean
+    from bltoolbox.schema import SCHEMA_FILE
+
+    shipped = shipped_recipes()
+    if name not in shipped:
+        raise UsageError(f"no shipped recipe is called {name!r}{did_you_mean(name, shipped)} (blt recipes)")
+    source = shipped[name]
+    target = Path(dest or source.name)
+    if target.is_dir() or (dest or "").endswith("/"):
+        target = target / source.name
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists; choose another name, or replace it with --force")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(target, source.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
+    typer.echo(str(target))
+    if not (schema := target.parent / SCHEMA_FILE).exists():
+        say(f"your editor can complete and check it: blt schema -o {schema}")

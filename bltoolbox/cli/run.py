@@ -1,38 +1,42 @@
-"""``blt run``: from a recipe to a learned regularizer."""
+"""``blt run`` and ``blt resume``: from a recipe to a learned regularizer."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
+from bltoolbox.cli.completion import complete_recipe
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
+    from bltoolbox.cli.progress import Log, Progress
     from bltoolbox.experiment import Experiment, RunResult
     from bltoolbox.run_dir import RunDirectory
 
 
-class Terminated(BaseException):
-    """SIGTERM, as an exception, so that the run can say goodbye."""
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the summary.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every check on stderr.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("run")(run)
+    app.command("resume")(resume)
 
 
 def run(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE [KEY=VALUE]...", help="A file or a shipped recipe's name, and overrides."
+            metavar="RECIPE [KEY=VALUE]...",
+            help="A file or a shipped recipe's name, and overrides.",
+            autocompletion=complete_recipe,
         ),
     ],
     out: Annotated[
@@ -49,8 +53,8 @@ def run(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the summary.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every check on stderr.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
@@ -74,13 +78,58 @@ def run(
         else:
             typer.echo(experiment.recipe.to_yaml(), nl=False)
         return
-    result = _train(experiment, out, overwrite=overwrite, quiet=quiet or as_json, verbose=verbose)
+    from bltoolbox.run_dir import RunDirectory, fresh_directory
+
+    directory = RunDirectory(
+        out or fresh_directory(Path("runs"), experiment.recipe.name), overwrite=overwrite
+    )
+    with _display(quiet or as_json, verbose) as display, _goodbye(directory):
+        result = directory.run(experiment, [display])
+    _show(result, as_json)
+
+
+def resume(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN_DIR [KEY=VALUE]...", help="A run directory; only budgets may grow."),
+    ],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+    plugin: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run that was interrupted, or with a finished one whose budget grows.
+
+    For example: blt resume runs/denoise/2026-01-31_12-00-00 budget.computations=2e5
+    """
+    from bltoolbox.resume import reopen
+
+    sources, overrides = split_overrides(arguments)
+    if len(sources) != 1:
+        raise UsageError(
+            "blt resume takes one run directory" + (f", got {', '.join(sources)}" if sources else "")
+        )
+    reopened = reopen(Path(sources[0]), overrides, open_registry(plugin))
+    if reopened.summary is not None:
+        say(
+            f"{reopened.directory.path} is finished: {reopened.summary['status']}; let its budget grow to go on"
+        )
+        if as_json:
+            print_json(reopened.summary)
+        return
+    with _display(quiet or as_json, verbose) as display, _goodbye(reopened.directory):
+        result = reopened.directory.resume(reopened.experiment, [display])
+    _show(result, as_json)
+
+
+def _show(result: RunResult, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
-    else:
-        from bltoolbox.cli.summary import print_summary
+        return
+    from bltoolbox.cli.summary import print_summary
 
-        print_summary(result)
+    print_summary(result)
 
 
 def _assemble(source: str, overrides: Sequence[str], plugin: Sequence[Path] | None) -> Experiment:
@@ -93,40 +142,20 @@ def _assemble(source: str, overrides: Sequence[str], plugin: Sequence[Path] | No
     return assemble(recipe, registry)
 
 
-def _train(
-    experiment: Experiment, out: Path | None, *, overwrite: bool, quiet: bool, verbose: bool
-) -> RunResult:
-    from dataclasses import replace
-
+def _display(quiet: bool, verbose: bool) -> Log | Progress:
     from bltoolbox.cli.progress import Log, Progress
-    from bltoolbox.run_dir import RunDirectory, fresh_directory
 
-    directory = RunDirectory(
-        out or fresh_directory(Path("runs"), experiment.recipe.name), overwrite=overwrite
-    )
-    display = Log() if verbose else Progress(quiet=quiet)
-    with _goodbye(directory), display:
-        result = experiment.run([directory, display])
-    return replace(result, run_dir=directory.path)
+    return Log() if verbose else Progress(quiet=quiet)
 
 
 @contextlib.contextmanager
 def _goodbye(directory: RunDirectory) -> Iterator[None]:
-    """An interrupted run says where its θ is, and exits with 130 or 143."""
+    """An interrupted run has written a checkpoint; say how to go on, and exit with 130 or 143."""
+    from bltoolbox.interrupts import Interrupted, handled
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    previous = signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
-    except (KeyboardInterrupt, Terminated) as stop:
-        saved = directory.path / "checkpoints" / "last.safetensors"
-        say(
-            f"interrupted; the last θ is in {saved}"
-            if saved.exists()
-            else "interrupted before the first step"
-        )
-        raise typer.Exit(130 if isinstance(stop, KeyboardInterrupt) else 143) from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+        with handled():
+            yield
+    except Interrupted as stop:
+        say(f"interrupted; go on with: blt resume {shlex.quote(str(directory.path))}")
+        raise typer.Exit(stop.exit_code) from None

@@ -17,4 +17,28 @@ def blt_components() -> list[Component]:
             "blt_hypergradients.cg_ift:CGIFT",
             "Implicit differentiation; the Hessian system solved by conjugate gradients to a tolerance.",
         ),
+        Component(
+            "hypergradient",
+            "minres",
+            "blt_hypergradients.minres:MINRES",
+            "Implicit differentiation by MINRES; also for Hessians that are not definite.",
+        ),
+        Component(
+            "hypergradient",
+            "neumann",
+            "blt_hypergradients.neumann:Neumann",
+            "Implicit differentiation by a truncated Neumann series; more terms than cg-ift, fixed by choice.",
+        ),
+        Component(
+            "hypergradient",
+            "unrolled",
+            "blt_hypergradients.unrolled:Unrolled",
+            "Reverse mode through K gradient steps; differentiates the algorithm, memory K images.",
+        ),
+        Component(
+            "hypergradient",
+            "one-step",
+            "blt_hypergradients.one_step:OneStep",
+            "The derivative of one gradient step; the cheapest, biased by about 1 − μ/L.",
+        ),
     ]

@@ -17,4 +17,28 @@ def blt_components() -> list[Component]:
             "blt_operators.identity:Identity",
             "A = I: denoising.",
         ),
+        Component(
+            "operator",
+            "blur",
+            "blt_operators.blur:Blur",
+            "Convolution with a Gaussian or any kernel, which may be learned: deblurring.",
+        ),
+        Component(
+            "operator",
+            "inpainting",
+            "blt_operators.inpainting:Inpainting",
+            "Some pixels are missing, at random or by a mask: inpainting.",
+        ),
+        Component(
+            "operator",
+            "downsampling",
+            "blt_operators.downsampling:Downsampling",
+            "The mean of each block of pixels: super-resolution.",
+        ),
+        Component(
+            "operator",
+            "mri",
+            "blt_operators.mri:MRI",
+            "Some lines of the two-dimensional Fourier transform: accelerated MRI.",
+        ),
     ]

@@ -23,4 +23,22 @@ def blt_components() -> list[Component]:
             "blt_regularizers.tv:TotalVariation",
             "Smoothed total variation with a learned weight; the baseline to beat.",
         ),
+        Component(
+            "regularizer",
+            "tikhonov",
+            "blt_regularizers.tikhonov:Tikhonov",
+            "Squared gradient (or image) with a learned weight; quadratic, one parameter, everything exact.",
+        ),
+        Component(
+            "regularizer",
+            "crr",
+            "blt_regularizers.crr:ConvexRidge",
+            "Convex ridge regularizer: learned filters and learned potentials, as splines.",
+        ),
+        Component(
+            "regularizer",
+            "icnn",
+            "blt_regularizers.icnn:InputConvexNetwork",
+            "Input-convex network: the most general and the most expensive.",
+        ),
     ]

@@ -3,7 +3,7 @@
     (Cx)_j = Σ_c k_jc ⋆ E x_c,        Cᵀt = Eᵀ Σ_j k_jᵀ t_j
 
 E extends the image beyond its border: not at all (`valid`: responses only where the kernel fits), by zeros,
-periodically, or by reflection. Boundary rule and adjoint belong together: ⟨Cx, t⟩ = ⟨x, Cᵀt⟩ to rounding for
+periodically, or mirrored. Boundary rule and adjoint belong together: ⟨Cx, t⟩ = ⟨x, Cᵀt⟩ to rounding for
 all of them.
 """
 
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from bltoolbox.tensors import image_layout
 
-Boundary = Literal["valid", "zero", "periodic", "reflect"]
+Boundary = Literal["valid", "zero", "periodic", "symmetric"]
 
 
 def correlate(x: Tensor, kernels: Tensor, boundary: Boundary) -> Tensor:
@@ -80,24 +80,50 @@ def extend(x: Tensor, size: int, boundary: Boundary) -> Tensor:
     return image_layout(x[:, :, rows][:, :, :, columns])
 
 
-def norm_bound(kernels: Tensor, weights: Tensor, boundary: Boundary, shape: Sequence[int]) -> Tensor:
-    """A true upper bound of ‖Σ_j w_j C_jᵀC_j‖, without power iteration.
+def norm_bound(kernels: Tensor, weights: Tensor, boundary: Boundary) -> Tensor:
+    """A true upper bound of ‖Σ_j w_j C_jᵀC_j‖ for images of any size, without power iteration.
 
-    The bank is a compression of convolution on ℤ², whose norm is the maximum over frequencies of λ_max(Σ_j w_j
-    ĉ_j ĉ_j^H). That is a trigonometric polynomial of degree K − 1 in each variable, so its maximum on an N×N
-    grid is short of the true one by a factor of at most cos(π(K−1)/N)² (Ehlich & Zeller 1964). A reflecting
-    border repeats pixels; EᵀE is diagonal with the number of repetitions.
+    The bank is a compression of convolution on ℤ², whose norm is the maximum over frequencies of
+    λ_max(Σ_j w_j ĉ_j ĉ_j^H). That is a trigonometric polynomial of degree K − 1 in each variable, so its
+    maximum on an N×N grid is short of the true one by a factor of at most cos(π(K−1)/N)² (Ehlich & Zeller
+    1964).
     """
+    if boundary == "symmetric":
+        kernels, weights = _parity_parts(kernels, weights)
     size = kernels.shape[-1]
     grid = max(128, 2 ** math.ceil(math.log2(16 * max(size - 1, 1))))
     scaled = kernels.double() * weights.double().sqrt().view(-1, 1, 1, 1)
     spectrum = torch.fft.rfft2(scaled, s=(grid, grid))
     gram = torch.einsum("jchw,jdhw->hwcd", spectrum, spectrum.conj())
-    bound = torch.linalg.eigvalsh(gram).max() / math.cos(math.pi * (size - 1) / grid) ** 2
-    if boundary == "reflect":
-        for length in shape[1:]:
-            bound = bound * _source(length, size, boundary, kernels.device).bincount().max()
+    # A step that was far too long overflows here; LAPACK would raise, the solver's guard can say what is wrong.
+    finite = torch.isfinite(torch.view_as_real(gram)).all()
+    largest = torch.linalg.eigvalsh(torch.where(finite, gram, 0)).max()
+    bound = torch.where(finite, largest, torch.inf) / math.cos(math.pi * (size - 1) / grid) ** 2
     return bound.to(kernels.dtype)
+
+
+def _parity_parts(kernels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """A bank whose norm on ℤ² bounds that of the given one on mirrored images.
+
+    An image mirrored at both borders is periodic with twice the sides, and even. On it the even and odd parts
+    π of a kernel give even and odd responses, each with exactly a quarter of its energy on the image itself.
+    So for any α with Σ_π 1/α_jπ = 1,
+
+        ‖Cx‖² = Σ_j ‖Σ_π c_j^π ⋆ x‖² ≤ Σ_jπ α_jπ ‖c_j^π ⋆ x‖² ≤ ‖(√α_jπ c_j^π)‖²_{ℤ²} ‖x‖²
+
+    A kernel of one parity, such as a cosine, has α = 1 and loses nothing; α_jπ ∝ 1/‖c_j^π‖ otherwise.
+    """
+    if kernels.shape[-1] % 2 == 0:  # the pixel a response belongs to becomes the centre
+        kernels = F.pad(kernels, (1, 0, 1, 0))
+    parts = [kernels]
+    for dim in (2, 3):
+        parts = [(part + sign * part.flip(dim)) / 2 for part in parts for sign in (1, -1)]
+    bank = torch.stack(parts, dim=1)
+    norms = bank.flatten(2).norm(dim=2)
+    alpha = norms.sum(1, keepdim=True) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+    # A part that is zero stays zero whatever its factor.
+    alpha = torch.where(norms > 0, alpha, 0.0)
+    return bank.flatten(0, 1), (weights.unsqueeze(1) * alpha).flatten()
 
 
 def correlation_gradients(t: Tensor, extended: Tensor, size: int) -> Tensor:
@@ -114,5 +140,5 @@ def _source(length: int, size: int, boundary: Boundary, device: torch.device) ->
     position = torch.arange(-((size - 1) // 2), length + size // 2, device=device)
     if boundary == "periodic":
         return position % length
-    mirrored = position.abs()
-    return torch.where(mirrored >= length, 2 * (length - 1) - mirrored, mirrored)
+    turned = torch.where(position < 0, -1 - position, position)
+    return torch.where(turned >= length, 2 * length - 1 - turned, turned)

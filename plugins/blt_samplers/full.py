@@ -15,6 +15,8 @@ from bltoolbox.results import Batch
 class Full(Sampler):
     """All samples at each step."""
 
+    full = True
+
     def init(self, m: int, seed: int) -> dict[str, Any]:
         return {"m": m}
 

@@ -23,4 +23,22 @@ def blt_components() -> list[Component]:
             "blt_solvers.mm:MemoryGradient",
             "Majorise-minimise memory gradient; few iterations on half-quadratic regularizers, no step size.",
         ),
+        Component(
+            "lower_solver",
+            "gd",
+            "blt_solvers.gd:GradientDescent",
+            "Plain gradient descent; slow but monotone, the yardstick and the simplest model of a solver.",
+        ),
+        Component(
+            "lower_solver",
+            "lbfgs",
+            "blt_solvers.lbfgs:LBFGS",
+            "Limited-memory BFGS; fast on any smooth regularizer, needs no constants, for tight tolerances.",
+        ),
+        Component(
+            "lower_solver",
+            "newton-cg",
+            "blt_solvers.newton_cg:NewtonCG",
+            "Inexact Newton; a handful of costly iterations, for very tight tolerances and references.",
+        ),
     ]

@@ -23,4 +23,16 @@ def blt_components() -> list[Component]:
             "blt_upper.maid:MAID",
             "Adaptive inexact descent with a line search; chooses step and accuracy itself, needs all data.",
         ),
+        Component(
+            "upper_optimizer",
+            "iadam",
+            "blt_upper.iadam:IAdam",
+            "Inexact Adam; as cheap as isgd, evens out parameters of different scales. Easy to tune.",
+        ),
+        Component(
+            "upper_optimizer",
+            "hoag",
+            "blt_upper.hoag:HOAG",
+            "Descent with a given sequence of accuracies and an adaptive step; needs all data, no error bounds.",
+        ),
     ]

@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
+from blt_upper.schedule import descend, power_decay, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
 from bltoolbox.results import Step
-from bltoolbox.tensors import theta_norm
 
 
 class ISGD(UpperOptimizer):
@@ -53,15 +53,10 @@ class ISGD(UpperOptimizer):
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         k = state["k"]
-        alpha = self.step_size * (k + 1) ** -self.step_decay
-        accuracy = (k + 1) ** -self.tol_decay
-        tol, adjoint_tol = self.tol * accuracy, self.adjoint_tol * accuracy
+        alpha = power_decay(self.step_size, self.step_decay, k)
+        tol = power_decay(self.tol, self.tol_decay, k)
+        adjoint_tol = power_decay(self.adjoint_tol, self.tol_decay, k)
         result = oracle.hypergradient(theta, tol, adjoint_tol)
-        moved = {name: value - alpha * result.gradient[name] for name, value in theta.items()}
-        metrics = {
-            "step_size": alpha,
-            "tol": tol,
-            "adjoint_tol": adjoint_tol,
-            "gradient_norm": theta_norm(result.gradient.values()),
-        }
-        return Step(oracle.project(moved), {"k": k + 1}, result.value.value, metrics)
+        moved = descend(oracle, theta, result.gradient, alpha)
+        metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
+        return Step(moved, {"k": k + 1}, result.value.value, metrics)

@@ -24,6 +24,7 @@ import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
+from blt_upper.schedule import descend, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
 from bltoolbox.results import HypergradientResult, Step, Value
 from bltoolbox.tensors import theta_norm
@@ -47,6 +48,7 @@ class MAID(UpperOptimizer):
     """
 
     full_batch = True
+    needs_bound = True
 
     def __init__(
         self,
@@ -90,11 +92,7 @@ class MAID(UpperOptimizer):
             tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
         moved, value, alpha, tried = found
         oracle.accept(value)
-        metrics = {
-            "step_size": alpha,
-            "tol": tol,
-            "adjoint_tol": adjoint_tol,
-            "gradient_norm": length,
+        metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient) | {
             "bound": result.bound or 0.0,
             "gradients": gradients,
             "trials": tried,
@@ -112,9 +110,7 @@ class MAID(UpperOptimizer):
         self, theta: Theta, oracle: Oracle, alpha: float, trials: int, result: HypergradientResult, tol: float
     ) -> tuple[dict[str, Tensor], Value, float, int] | None:
         for trial in range(trials):
-            moved = oracle.project(
-                {name: value - alpha * result.gradient[name] for name, value in theta.items()}
-            )
+            moved = descend(oracle, theta, result.gradient, alpha)
             distance = theta_norm(moved[name] - value for name, value in theta.items())
             value = oracle.value(moved, tol)
             if value.upper - result.value.lower <= -(self.eta**2) * distance**2 / alpha:

@@ -1,0 +1,49 @@
+"""``blt new-plugin``: a package to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bltoolbox.cli.common import Debug, open_registry, say
+from bltoolbox.cli.completion import complete_kind
+from bltoolbox.errors import UsageError
+from bltoolbox.hookspecs import KINDS
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("new-plugin")(new_plugin)
+
+
+def new_plugin(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="For example my-prior.")],
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help=f"A component to begin with; may be repeated. One of {', '.join(KINDS)}; regularizer.",
+            autocompletion=complete_kind,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="The folder to write; NAME.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a small plugin package that works as it is: components, a test, a recipe and a README.
+
+    For example: blt new-plugin my-prior --kind regularizer
+    """
+    from bltoolbox.scaffold import new_plugin as write
+
+    target = out or Path(name)
+    try:
+        files = write(name, kind or [], target, open_registry(None, warn=False))
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
+    for file in files:
+        typer.echo(str(file))
+    say(f"next: pip install -e {target}, then blt check {name}, then blt run {target / 'recipe.yaml'}")

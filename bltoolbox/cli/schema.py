@@ -1,0 +1,52 @@
+"""``blt schema``: what an editor needs to complete and check recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bltoolbox.cli.common import Debug, Plugins, open_registry, say
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("schema")(schema)
+
+
+def schema(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Where to write, replacing what is there; stdout."),
+    ] = None,
+    plugin: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Write a JSON Schema of recipes, covering all installed components.
+
+    Recipes carry the line
+
+        # yaml-language-server: $schema=bltoolbox.schema.json
+
+    which editors with a YAML language server (VS Code, Neovim, Emacs, …) follow from the recipe's own folder. So write
+    the schema beside your recipes, and again when you install a plugin:
+
+        blt cp denoise && blt schema -o bltoolbox.schema.json
+
+    Then the editor completes components and options, shows their documentation and marks mistakes. What it cannot see
+    (whether components fit together) blt validate does.
+    """
+    from bltoolbox.files import write_bytes
+    from bltoolbox.schema import dump_schema, recipe_schema
+
+    found, troubles = recipe_schema(open_registry(plugin))
+    for trouble in troubles:
+        say(f"warning: left out: {trouble}")
+    text = dump_schema(found)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(out, text.encode())
+    typer.echo(str(out))

@@ -1,0 +1,86 @@
+"""What the oracle has answered in the step under way.
+
+One step of a full-batch method can take hours, in many oracle calls. A checkpoint between two of them holds the
+state at the beginning of the step and the answers since: on resume the optimizer takes the same step again, is
+given the same answers at once, and goes on where it was. No optimizer has to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.errors import BltError
+from bltoolbox.results import HypergradientResult, Value
+
+Answer = Value | HypergradientResult | None
+
+
+class Journal:
+    """Answers in the order they were given; those from a checkpoint are given again first."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[str, Answer]] = []
+        self._position = 0
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next question has been answered before."""
+        return self._position < len(self._entries)
+
+    def replay(self, question: str) -> Any:
+        """The answer given before."""
+        known, answer = self._entries[self._position]
+        if known != question:
+            raise BltError(
+                f"the upper optimizer asked for {question} where it had asked for {known} before the interruption:"
+                " it is not deterministic, so this step cannot be resumed"
+            )
+        self._position += 1
+        return answer
+
+    def append(self, question: str, answer: Answer) -> None:
+        self._entries.append((question, answer))
+        self._position = len(self._entries)
+
+    def clear(self) -> None:
+        """The step is complete."""
+        self._entries, self._position = [], 0
+
+    def pack(self) -> list[dict[str, Any]]:
+        """As plain data and tensors."""
+        return [{"question": question, **_pack(answer)} for question, answer in self._entries]
+
+    def restore(self, entries: list[dict[str, Any]], device: torch.device) -> None:
+        """What ``pack`` gave, to be replayed from the start."""
+        self._entries = [(entry["question"], _unpack(entry, device)) for entry in entries]
+        self._position = 0
+
+
+def _pack(answer: Answer) -> dict[str, Any]:
+    if answer is None:
+        return {}
+    content = {one.name: getattr(answer, one.name) for one in fields(answer)}
+    if isinstance(answer, HypergradientResult):
+        return content | {"value": _pack(answer.value)}
+    return content | {
+        "short": dict(answer.short),
+        "trial": [(list(samples), x.cpu()) for samples, x in answer.trial or ()],
+    }
+
+
+def _unpack(entry: dict[str, Any], device: torch.device) -> Answer:
+    content = {name: value for name, value in entry.items() if name != "question"}
+    if not content:
+        return None
+    if "gradient" in content:
+        gradient = {name: part.to(device) for name, part in content["gradient"].items()}
+        value = _unpack(content["value"], device)
+        assert isinstance(value, Value)
+        return HypergradientResult(**content | {"gradient": gradient, "value": value})
+    answer = Value(**content)
+    moved: list[tuple[list[int], Tensor]] = [(samples, x.to(device)) for samples, x in answer.trial]
+    return replace(answer, trial=moved)

@@ -1,0 +1,73 @@
+"""Taking up a run again: the recipe it was started with, of which only the budget may grow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bltoolbox.errors import BltError, UsageError
+from bltoolbox.recipe import Budget, Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from bltoolbox.experiment import Experiment, Listener, RunResult
+    from bltoolbox.registry import Registry
+    from bltoolbox.run_dir import RunDirectory
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A run directory with its experiment, or with the ``summary`` of a run that has nothing left to do."""
+
+    directory: RunDirectory
+    experiment: Experiment
+    summary: dict[str, Any] | None
+
+
+def reopen(path: Path, overrides: Sequence[str], registry: Registry) -> Reopened:
+    """Assemble the experiment of a run directory again."""
+    from bltoolbox.assemble import assemble
+    from bltoolbox.run_dir import RunDirectory
+
+    resolved = path / "resolved.yaml"
+    if not resolved.is_file():
+        raise UsageError(f"{path} is not a run directory: it has no resolved.yaml")
+    before = load_recipe(resolved, (), registry)
+    recipe = load_recipe(resolved, overrides, registry)
+    _only_budgets_grow(before, recipe)
+    given = (path / "recipe.yaml").read_text(encoding="utf-8")
+    recipe = replace(recipe, text=given, name=path.resolve().parent.name)
+    directory = RunDirectory(path, overwrite=True)
+    summary = _summary(path) if recipe.budget == before.budget else None
+    return Reopened(directory, assemble(recipe, registry), summary)
+
+
+def resume(path: Path | str, overrides: Sequence[str] = (), *, listeners: Sequence[Listener] = ()) -> RunResult:
+    """Go on with the run in ``path``; only budgets may be overridden, and only grow."""
+    from bltoolbox.registry import load_registry
+
+    reopened = reopen(Path(path), overrides, load_registry())
+    if reopened.summary is not None:
+        raise UsageError(f"{path} is finished: {reopened.summary['status']}; let its budget grow to go on")
+    return reopened.directory.resume(reopened.experiment, listeners)
+
+
+def _only_budgets_grow(before: Recipe, after: Recipe) -> None:
+    if replace(after, budget=before.budget) != before:
+        raise UsageError("only budgets may change when a run is resumed; start a new run for anything else")
+    for one in fields(Budget):
+        old, new = getattr(before.budget, one.name), getattr(after.budget, one.name)
+        if old != new and new is not None and (old is None or new < old):
+            raise UsageError(
+                f"budget.{one.name} may only grow when a run is resumed: it is {old or 'unlimited'}"
+            )
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    try:
+        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BltError(f"{path / 'status.json'} cannot be read: {error}") from error
+    return status if status.get("finished") else None

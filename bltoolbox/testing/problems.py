@@ -1,0 +1,197 @@
+"""Bilevel problems whose answers are known in closed form.
+
+    oracle = make_oracle(smooth_images(8), Tikhonov(), solver, hypergradient)
+    theta = {"regularizer.log_weight": torch.zeros(3, dtype=torch.float64)}
+    z = oracle.on(full_batch(oracle)).hypergradient(theta, tol=1e-8, adjoint_tol=1e-8)
+
+With a ``Tikhonov`` regularizer and the plain ``Gain`` operator (A = I), ``x̂``, ``f``, ``∇f`` and the minimiser of f are
+formulas, so that a solver, a hypergradient or an upper-level optimizer can be held against them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor
+from torch.nn import functional as F
+
+from bltoolbox.interfaces import (
+    Data,
+    HypergradientEstimator,
+    LowerSolver,
+    Operator,
+    Regularizer,
+    Theta,
+)
+from bltoolbox.oracle import BilevelOracle
+from bltoolbox.problem import Constraint, Problem
+from bltoolbox.results import Batch
+from bltoolbox.samples import Samples
+from bltoolbox.tensors import keyed_generator
+
+
+class Images(Data):
+    """Images from memory, (N, C, H, W) with values in [0, 1]."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def clean(self, ids: Sequence[int]) -> Tensor:
+        return self.images[torch.as_tensor(ids, dtype=torch.long)].float()
+
+
+def smooth_images(count: int, shape: Sequence[int] = (3, 12, 14), seed: int = 0) -> Tensor:
+    """Random images of ``shape`` (C, H, W): smooth ramps with a sharp edge, values in [0.1, 0.9].
+
+    Image i depends on the seed and on i alone.
+    """
+    channels, height, width = shape
+    images = []
+    for i in range(count):
+        generator = keyed_generator("smooth images", seed, i)
+        coarse = torch.rand(2, channels, 3, 3, dtype=torch.float64, generator=generator)
+        ramps = F.interpolate(coarse, (height, width), mode="bilinear", align_corners=True)
+        mask = torch.rand(1, 1, 3, 3, dtype=torch.float64, generator=generator)
+        mask = F.interpolate(mask, (height, width), mode="bilinear", align_corners=True)[0] > 0.5
+        images.append(0.1 + 0.8 * torch.where(mask, ramps[0], ramps[1]))
+    return torch.stack(images).float()
+
+
+class Gain(Operator):
+    """A_θ x = e^θ x: the identity, or with ``learned`` an operator of one parameter that starts at θ = ``log_gain``."""
+
+    def __init__(self, learned: bool = False, log_gain: float = 0.0) -> None:
+        self.learned = learned
+        self.log_gain = log_gain
+
+    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+        value = torch.full((1,), self.log_gain, dtype=torch.float64)
+        return {"log_gain": value} if self.learned else {}
+
+    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+        return theta["log_gain"].exp() * x if self.learned else x * math.exp(self.log_gain)
+
+    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
+        return self.apply(y, theta)
+
+    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
+        return (2 * theta["log_gain"]).exp().squeeze() if self.learned else math.exp(2 * self.log_gain)
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
+        return self.norm_bound(theta, shape)
+
+
+class Tikhonov(Regularizer):
+    """R_θ(x) = ½ Σ_c e^{θ_c} Σ_p d_p x_cp², one parameter a channel.
+
+    The fixed weights d run from 1 down to 1/condition over the pixels, equally spaced in the logarithm. With A = I:
+
+        x̂_cp  = s_cp y_cp,                 s_cp = 1/(1 + e^{θ_c} d_p)
+        f(θ)   = 1/m Σ_i v_i ‖x̂_i − x*_i‖²
+        ∂f/∂θ_c = −2/m Σ_i v_i Σ_p (x̂_icp − x*_icp) s_cp (1 − s_cp) y_icp
+
+    and for condition 1 f is least where s_c = Σ⟨y_c, x*_c⟩/Σ‖y_c‖², that is at θ_c = log(1/s_c − 1).
+
+    Args:
+        weight: initial e^{θ_c}.
+        condition: largest over smallest eigenvalue of ∇²R.
+    """
+
+    def __init__(
+        self, weight: Annotated[float, Gt(0)] = 1.0, condition: Annotated[float, Ge(1)] = 1.0
+    ) -> None:
+        self.weight = weight
+        self.condition = condition
+
+    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"log_weight": torch.full((channels,), math.log(self.weight), dtype=torch.float64)}
+
+    def energy(self, theta: Theta, x: Tensor) -> Tensor:
+        return 0.5 * (self._curvature(theta, x) * x.square()).sum((1, 2, 3))
+
+    def gradient(self, theta: Theta, x: Tensor) -> Tensor:
+        return self._curvature(theta, x) * x
+
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        return theta["log_weight"].exp().max()
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        return theta["log_weight"].exp().min() / self.condition
+
+    def analyse(self, theta: Theta, x: Tensor) -> Tensor:
+        return x
+
+    def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
+        return t
+
+    def majorant(self, theta: Theta, t: Tensor) -> Tensor:
+        return self._curvature(theta, t).expand_as(t)
+
+    def solution(self, theta: Theta, y: Tensor) -> Tensor:
+        """x̂ of measurements y with A = I."""
+        return y / (1 + self._curvature(theta, y))
+
+    def value(self, theta: Theta, y: Tensor, x_true: Tensor, weights: Tensor | None = None) -> float:
+        """f_v(θ); the weights v are 1 unless given."""
+        error = (self.solution(theta, y) - x_true).square().sum((1, 2, 3))
+        return float((error if weights is None else weights * error).mean())
+
+    def value_gradient(
+        self, theta: Theta, y: Tensor, x_true: Tensor, weights: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """∇f_v(θ)."""
+        shrinkage = 1 / (1 + self._curvature(theta, y))
+        slope = -2 * (shrinkage * y - x_true) * shrinkage * (1 - shrinkage) * y
+        each = slope.sum((2, 3))
+        return {"log_weight": (each if weights is None else weights.view(-1, 1) * each).mean(0)}
+
+    def minimiser(self, y: Tensor, x_true: Tensor) -> dict[str, Tensor]:
+        """The θ where f is least, for condition 1 and y that must shrink."""
+        if self.condition != 1:
+            raise ValueError("the minimiser is a formula only for condition 1")
+        shrinkage = (y * x_true).sum((0, 2, 3)) / y.square().sum((0, 2, 3))
+        return {"log_weight": (1 / shrinkage - 1).log()}
+
+    def _curvature(self, theta: Theta, x: Tensor) -> Tensor:
+        """e^{θ_c} d_p, shape (C, H, W)."""
+        height, width = x.shape[-2:]
+        decades = -math.log10(self.condition)
+        d = torch.logspace(0, decades, height * width, dtype=x.dtype, device=x.device).view(height, width)
+        return theta["log_weight"].exp().view(-1, 1, 1) * d
+
+
+def make_oracle(
+    images: Tensor,
+    regularizer: Regularizer,
+    solver: LowerSolver,
+    hypergradient: HypergradientEstimator,
+    operator: Operator | None = None,
+    *,
+    noise: float = 0.1,
+    seed: int = 0,
+    constraint: Constraint = "none",
+    strong_convexity: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+    operator_theta: Theta | None = None,
+    **options: Any,
+) -> BilevelOracle:
+    """An oracle for ``images`` with Gaussian noise; ``options`` are those of ``BilevelOracle``, e.g. ``chunk``."""
+    operator = operator or Gain()
+    problem = Problem(operator, regularizer, constraint, strong_convexity)
+    samples = Samples(
+        Images(images), operator, noise=noise, seed=seed, dtype=dtype, operator_theta=operator_theta
+    )
+    return BilevelOracle(problem, samples, solver, hypergradient, **options)
+
+
+def full_batch(oracle: BilevelOracle) -> Batch:
+    """All samples of an oracle, with weight 1."""
+    m = len(oracle.samples)
+    return Batch(range(m), [1.0] * m)

@@ -1,0 +1,48 @@
+"""Small arrays that an operator reads from a NumPy file: kernels and masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def read_matrix(path: str, what: str) -> Tensor:
+    """The two-dimensional array of an ``.npy`` file, in float64."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy {what}")
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as an .npy array: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path} is an archive of arrays; save the one array with numpy.save")
+    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "buif":
+        raise ValueError(
+            f"{path} holds {array.dtype} of shape {'×'.join(map(str, array.shape))};"
+            f" a {what} is a matrix of numbers"
+        )
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def read_mask(path: str) -> Tensor:
+    """The mask of an ``.npy`` file: booleans, or zeros and ones, not all of them zero."""
+    mask = read_matrix(path, "mask")
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"{path} holds other values than 0 and 1; a mask says which entries are measured")
+    if not bool(mask.any()):
+        raise ValueError(f"{path} holds zeros only; a mask needs at least one measured entry")
+    return mask
+
+
+def misfit(mask: Tensor | None, shape: tuple[int, int]) -> str | None:
+    """A sentence when a mask from a file does not fit images of ``shape``."""
+    if mask is None or tuple(mask.shape) == shape:
+        return None
+    return (
+        f"the mask is {mask.shape[0]}×{mask.shape[1]} but the images are {shape[0]}×{shape[1]};"
+        " give a mask of that size, or leave it out for a random one of any size"
+    )

@@ -1,0 +1,235 @@
+"""Upper-level optimizers: known minimisers, exact schedules, certified decrease, and what a step may touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+from blt_hypergradients.cg_ift import CGIFT
+from blt_samplers.epoch import Epoch
+from blt_upper.isgd import ISGD
+from blt_upper.maid import MAID
+from helpers import REGULARIZERS, SOLVERS, flat, initial, oracle_for
+from torch import Tensor
+
+from bltoolbox.errors import BudgetExhausted
+from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
+from bltoolbox.oracle import BilevelOracle
+from bltoolbox.problem import join
+from bltoolbox.results import Cost, HypergradientResult, Step, Value
+from bltoolbox.tensors import norm, theta_norm
+from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
+
+NAME = "regularizer.log_weight"
+
+
+def quadratic(dtype: torch.dtype = torch.float64, count: int = 4) -> tuple[BilevelOracle, dict[str, Tensor], Tensor]:
+    """A bilevel quadratic, a start, and its minimiser."""
+    oracle = make_oracle(smooth_images(count), prior := Tikhonov(), SOLVERS["mm"](), CGIFT(), noise=0.4, dtype=dtype)
+    x_true, y = oracle.samples.batch(range(count))
+    best = prior.minimiser(y.double(), x_true.double())["log_weight"]
+    return oracle, {NAME: torch.tensor([1.5, -4.0, 0.0], dtype=dtype)}, best
+
+
+def run(optimizer: UpperOptimizer, oracle: BilevelOracle, theta: Theta, steps: int) -> list[Step]:
+    """Full-batch steps until the optimizer says that it is finished."""
+    state, done, theta = optimizer.init(theta), [], dict(theta)
+    while len(done) < steps and not (done and done[-1].finished):
+        done.append(optimizer.step(theta, oracle.on(full_batch(oracle)), state))
+        theta, state = done[-1].theta, done[-1].state
+    return done
+
+
+def true_value(oracle: BilevelOracle, theta: Theta) -> float:
+    """f(θ) to 1e-10, by a solve that shares nothing with the oracle under test."""
+    fresh = BilevelOracle(
+        oracle.problem, oracle.samples, SOLVERS["mm"](), oracle.hypergradient, iteration_limit=50_000
+    )
+    return fresh.on(full_batch(fresh)).value(theta, 1e-11).value
+
+
+@dataclass
+class Parabola:
+    """f(θ) = ½ Σ c θ², known exactly, that remembers what it was asked."""
+
+    curvature: Tensor
+    asked: list[tuple[float, ...]] = field(default_factory=list)
+    tried: list[Tensor] = field(default_factory=list)
+    accepted: list[Value] = field(default_factory=list)
+
+    def _value(self, theta: Theta) -> Value:
+        f = 0.5 * float((self.curvature * theta["t"].square()).sum())
+        return Value(f, f, f, True, 0.0, 0.0, trial=theta["t"])
+
+    def value(self, theta: Theta, tol: float) -> Value:
+        self.asked.append((tol,))
+        self.tried.append(theta["t"])
+        return self._value(theta)
+
+    def hypergradient(
+        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+    ) -> HypergradientResult:
+        self.asked.append((tol, adjoint_tol))
+        gradient = {"t": self.curvature * theta["t"]}
+        return HypergradientResult(gradient, self._value(theta), 0.0, 0.0, 0.0 if bound else None)
+
+    def accept(self, value: Value) -> None:
+        self.accepted.append(value)
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        return dict(theta)
+
+
+class TestISGD:
+    def test_reaches_the_known_minimiser_of_a_bilevel_quadratic(self) -> None:
+        oracle, theta, best = quadratic()
+        optimizer = ISGD(step=0.03, tol=1e-2, tol_decay=1.5)
+        steps = run(optimizer, oracle, theta, 300)
+        torch.testing.assert_close(steps[-1].theta[NAME], best, rtol=0, atol=1e-4)
+        values = [true_value(oracle, theta), *(true_value(oracle, s.theta) for s in steps[::60])]
+        assert all(later < earlier for earlier, later in pairwise(values))
+
+    def test_decreasing_steps_on_mini_batches_reach_it_on_average(self) -> None:
+        oracle, theta, best = quadratic()
+        optimizer, sampler = ISGD(step=0.1, step_decay=0.7, tol=1e-3), Epoch(2)
+        state, draw = optimizer.init(theta), sampler.init(4, 0)
+        for _ in range(400):
+            batch, draw = sampler.next(draw)
+            step = optimizer.step(theta, oracle.on(batch), state)
+            theta, state = step.theta, step.state
+        assert (theta[NAME] - best).abs().max() < 0.05
+
+    @pytest.mark.parametrize(("a", "b"), [(0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (1.0, 0.6)])
+    def test_schedules_are_the_powers_they_say(self, a: float, b: float) -> None:
+        oracle = Parabola(torch.tensor([2.0, 0.1], dtype=torch.float64))
+        optimizer = ISGD(step=0.3, step_decay=a, tol=0.2, tol_decay=b, adjoint_tol=0.7)
+        theta: dict[str, Tensor] = {"t": torch.tensor([1.0, -3.0], dtype=torch.float64)}
+        state = optimizer.init(theta)
+        for k in range(6):
+            step = optimizer.step(theta, oracle, state)
+            alpha = 0.3 * (k + 1) ** -a
+            assert oracle.asked[-1] == (0.2 * (k + 1) ** -b, 0.7 * (k + 1) ** -b)
+            assert torch.equal(step.theta["t"], theta["t"] - alpha * (oracle.curvature * theta["t"]))
+            assert step.metrics["step_size"] == alpha
+            theta, state = step.theta, step.state
+
+    def test_same_accuracy_for_the_adjoint_unless_given(self) -> None:
+        oracle = Parabola(torch.ones(1, dtype=torch.float64))
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        ISGD(tol=0.05).step(theta, oracle, {"k": 0})
+        assert oracle.asked == [(0.05, 0.05)]
+
+
+class TestMAID:
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_reaches_the_known_minimiser_and_stops_at_the_precision_of_the_dtype(self, dtype: torch.dtype) -> None:
+        oracle, theta, best = quadratic(dtype)
+        steps = run(MAID(step=1.0, tol=1.0), oracle, theta, 300)
+        assert (steps[-1].finished or "").startswith("converged-to-precision")
+        reached = 1e-5 if dtype == torch.float64 else 3e-3
+        assert (steps[-1].theta[NAME].double() - best).abs().max() < reached
+        assert torch.equal(steps[-1].theta[NAME], steps[-2].theta[NAME]), "the last word changes nothing"
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    @pytest.mark.parametrize("prior", REGULARIZERS)
+    @pytest.mark.parametrize("tol", [3.0, 0.1])
+    def test_never_accepts_an_increase_of_the_true_f(self, prior: str, solver: str, tol: float) -> None:
+        oracle = oracle_for(REGULARIZERS[prior](), solver, noise=0.1)
+        optimizer = MAID(step=1.0, tol=tol)
+        theta = join(regularizer=initial(oracle.problem.regularizer))
+        before = true_value(oracle, theta)
+        for step in run(optimizer, oracle, theta, 8):
+            after = true_value(oracle, step.theta)
+            moved = theta_norm(step.theta[name] - theta[name] for name in theta)
+            # Not only no increase: the decrease that the acceptance test promises.
+            assert after - before <= -(optimizer.eta**2) * moved**2 / float(step.metrics["step_size"]) + 1e-10
+            assert 0 < float(step.metrics["decrease"]) <= before - after + 1e-10
+            theta, before = step.theta, after
+
+    def test_keeps_the_constraint_on_theta(self) -> None:
+        oracle = oracle_for(REGULARIZERS["foe"](), noise=0.1)
+        theta = join(regularizer=initial(oracle.problem.regularizer))
+        for step in run(MAID(step=1.0), oracle, theta, 3):
+            assert step.theta["regularizer.kernels"].mean((2, 3)).abs().max() < 1e-15
+
+    def test_the_backtracked_step_is_the_one_applied(self) -> None:
+        oracle = Parabola(torch.tensor([2.0, 5.0], dtype=torch.float64))
+        theta = {"t": torch.tensor([1.0, -3.0], dtype=torch.float64)}
+        optimizer = MAID(step=3.0, shrink=0.5, grow=1.2, trials=8)
+        step = optimizer.step(theta, oracle, optimizer.init(theta))
+        trials, alpha = int(step.metrics["trials"]), float(step.metrics["step_size"])
+        assert trials > 1, "the first step is meant to be too long"
+        assert alpha == 3.0 * 0.5 ** (trials - 1)
+        assert torch.equal(step.theta["t"], theta["t"] - alpha * oracle.curvature * theta["t"])
+        assert torch.equal(oracle.tried[-1], step.theta["t"]) and len(oracle.tried) == trials
+        assert [value.trial is oracle.tried[-1] for value in oracle.accepted] == [True]
+        assert step.state["alpha"] == pytest.approx(1.2 * alpha, rel=1e-15)
+
+    def test_first_accepted_length_is_the_longest_that_decreases_enough(self) -> None:
+        c, eta = 4.0, 0.5
+        oracle = Parabola(torch.tensor([c], dtype=torch.float64))
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        for first in (0.1, 0.45, 0.8, 1.7):
+            optimizer = MAID(step=first, eta=eta, trials=9)
+            alpha = float(optimizer.step(theta, oracle, optimizer.init(theta)).metrics["step_size"])
+            # ½c(1 − αc)² − ½c ≤ −η² α c²  ⟺  α ≤ 2(1 − η²)/c
+            assert alpha <= 2 * (1 - eta**2) / c < 2 * alpha or alpha == first <= 2 * (1 - eta**2) / c
+
+    def test_accuracies_are_tightened_until_the_bound_suffices_and_loosened_after(self) -> None:
+        oracle = oracle_for(REGULARIZERS["foe"](), noise=0.1)
+        theta = join(regularizer=initial(oracle.problem.regularizer))
+        optimizer = MAID(step=0.1, tol=10.0, tighten=0.25, loosen=2.0)
+        step = optimizer.step(theta, oracle.on(full_batch(oracle)), optimizer.init(theta))
+        count, tol = int(step.metrics["gradients"]), float(step.metrics["tol"])
+        assert count > 1 and tol == pytest.approx(10 * 0.25 ** (count - 1))
+        assert float(step.metrics["bound"]) <= 0.5 * float(step.metrics["gradient_norm"])
+        assert step.state["tol"] == pytest.approx(2 * tol)
+
+    def test_warm_starts_are_those_of_the_accepted_step(self) -> None:
+        oracle = oracle_for(REGULARIZERS["foe"](), noise=0.1)
+        theta = join(regularizer=initial(oracle.problem.regularizer))
+        optimizer = MAID(step=1e3, tol=1e-3, trials=30)
+        step = optimizer.step(theta, oracle.on(full_batch(oracle)), optimizer.init(theta))
+        assert int(step.metrics["trials"]) > 1
+        reference = oracle_for(REGULARIZERS["foe"](), noise=0.1)
+        reference.on(full_batch(reference)).hypergradient(step.theta, 1e-11, 1e-11)
+        kept, exact = (o.solutions.get(range(3), torch.empty(3, 3, 10, 12)) for o in (oracle, reference))
+        assert (norm(kept - exact) <= float(step.metrics["tol"])).all()
+
+
+@pytest.mark.parametrize("optimizer", [ISGD(step=1e-3), MAID(step=1e3, tol=1.0, trials=30)])
+def test_budget_is_checked_between_oracle_calls_and_theta_survives(optimizer: UpperOptimizer) -> None:
+    limit, seen = 150, []
+
+    def stop(cost: Cost) -> None:
+        seen.append(cost.computations)
+        if cost.computations >= limit:
+            raise BudgetExhausted("spent")
+
+    oracle = oracle_for(REGULARIZERS["foe"](), noise=0.1, before_call=stop)
+    theta = join(regularizer=initial(oracle.problem.regularizer))
+    kept = flat(theta)
+    with pytest.raises(BudgetExhausted):
+        run(optimizer, oracle, theta, 1000)
+    assert all(spent < limit for spent in seen[:-1])
+    assert oracle.cost.computations == seen[-1] >= limit, "nothing is spent after the budget is found empty"
+    assert torch.equal(flat(theta), kept)
+
+
+@pytest.mark.parametrize("make", [lambda: ISGD(step=0.01), lambda: MAID(step=0.5)])
+def test_a_saved_state_continues_the_same_steps(make: Callable[[], UpperOptimizer]) -> None:
+    theta = {"t": torch.tensor([1.0, -3.0], dtype=torch.float64)}
+
+    def steps(optimizer: UpperOptimizer, theta: Theta, state: dict[str, object], count: int) -> Step:
+        oracle: Oracle = Parabola(torch.tensor([2.0, 5.0], dtype=torch.float64))
+        for _ in range(count):
+            step = optimizer.step(theta, oracle, state)
+            theta, state = step.theta, step.state
+        return step
+
+    whole = steps(make(), theta, make().init(theta), 6)
+    half = steps(make(), theta, make().init(theta), 3)
+    assert torch.equal(steps(make(), half.theta, half.state, 3).theta["t"], whole.theta["t"])
