@@ -48,6 +48,8 @@ def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
         parts["hypergradient"],
         chunk=recipe.chunk,
         iteration_limit=recipe.iteration_limit,
+        bound=recipe.certificates.bound,
+        bound_every=recipe.certificates.every,
     )
     baseline = _baseline(recipe, registry, problem, train)
     return Experiment(

@@ -4,9 +4,13 @@ With ε the distance of x̃ to the minimiser, δ the residual norm of the adjoin
 
     τ = ‖q‖ + δ/μ,   κ = (ε/μ)(L_g + L_H τ),   ‖z_i − ∇f_i‖ ≤ ω_i = ‖B‖(δ/μ + κ) + L_B ε(τ + κ)
 
-B = ∂²_{xθ}h(x̃), L_H and L_B the Lipschitz constants of ∇²h and of B in x. Here the constants are *estimated*:
-L_H and L_B by the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃, ‖B‖ by a few power
-iterations from q.
+B = ∂²_{xθ}h(x̃), L_H and L_B the Lipschitz constants of ∇²h and of B in x.
+
+*Estimated*: L_H and L_B by the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃, ‖B‖ by a few power
+iterations from q. Realistic, and what adaptive methods steer by.
+
+*Certified*: true constants from the regularizer (``Regularizer.constants``) and a known μ. Never exceeded, and
+larger by orders of magnitude: for verification.
 
 Reference: Ehrhardt & Roberts, *Analyzing inexact hypergradients for bilevel learning*, IMA J. Appl. Math. 2024.
 """
@@ -14,14 +18,19 @@ Reference: Ehrhardt & Roberts, *Analyzing inexact hypergradients for bilevel lea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bltoolbox.problem import LowerLevel, UpperLoss
+from bltoolbox.results import Constants, Estimate, Solution
 from bltoolbox.tensors import dot, expand, norm
 
 POWER_ITERATIONS = 3
+
+
+BoundKind = Literal["estimated", "certified", "none"]
 
 
 @dataclass(frozen=True)
@@ -59,16 +68,42 @@ def estimate_bound(
 
     mu = torch.where(lower.mu > 0, lower.mu, _rayleigh(q, product))
     epsilon = torch.where(lower.mu > 0, residual / mu, residual)
-    mixed_norm = _mixed_norm(lower, x, q)
+    # An adjoint of zero (its tolerance is above the right-hand side) is no direction to start from.
+    mixed_norm = _mixed_norm(lower, x, torch.where(expand(size > 0, q), q, upper.gradient(x)))
     tau = size + delta / mu
-    kappa = epsilon / mu * (upper.lipschitz + hessian_lipschitz.nan_to_num() * tau)
-    omega = mixed_norm * (delta / mu + kappa) + mixed_lipschitz.nan_to_num() * epsilon * (tau + kappa)
+    constants = Constants(hessian_lipschitz.nan_to_num(), mixed_lipschitz.nan_to_num(), mixed_norm)
+    omega = _omega(constants, mu, upper.lipschitz, epsilon, delta, tau)
     return BoundEstimate(omega, hessian_lipschitz, mixed_lipschitz)
 
 
-def _mixed_norm(lower: LowerLevel, x: Tensor, q: Tensor) -> Tensor:
-    """‖B‖ of each sample by power iteration on B Bᵀ, started at q, the direction that matters most."""
-    v = q / expand(norm(q).clamp_min(torch.finfo(q.dtype).tiny), q)
+def can_certify(lower: LowerLevel) -> bool:
+    """Whether everything is known that a certified bound needs."""
+    known = lower.regularizer.offers("constants") and bool((lower.mu > 0).all())
+    return known and not lower.constrained and not lower.at.operator_theta
+
+
+@torch.no_grad()
+def certified_bound(
+    lower: LowerLevel, upper: UpperLoss, x: Tensor, q: Tensor, residual: Tensor, delta: Tensor
+) -> Tensor:
+    """ω of each sample, never exceeded by the true error (up to rounding: use float64)."""
+    epsilon = residual / lower.mu
+    constants = lower.regularizer.constants(lower.at.regularizer_theta, x, epsilon)
+    tau = norm(q) + delta / lower.mu
+    return _omega(constants, lower.mu, upper.lipschitz, epsilon, delta, tau)
+
+
+def _omega(
+    constants: Constants, mu: Tensor, upper_lipschitz: float, epsilon: Tensor, delta: Tensor, tau: Tensor
+) -> Tensor:
+    kappa = epsilon / mu * (upper_lipschitz + constants.hessian_lipschitz * tau)
+    return constants.mixed_norm * (delta / mu + kappa) + constants.mixed_lipschitz * epsilon * (tau + kappa)
+
+
+def _mixed_norm(lower: LowerLevel, x: Tensor, v: Tensor) -> Tensor:
+    """‖B‖ of each sample by power iteration on B Bᵀ, started at v: the adjoint, the direction that matters most."""
+    tiny = torch.finfo(v.dtype).tiny
+    v = v / expand(norm(v).clamp_min(tiny), v)
     estimate = torch.zeros_like(lower.mu)
     for _ in range(POWER_ITERATIONS):
         with torch.enable_grad():
@@ -77,7 +112,7 @@ def _mixed_norm(lower: LowerLevel, x: Tensor, q: Tensor) -> Tensor:
             estimate = norm(rows.detach())
             # Bᵀv is linear in v, so the derivative of ½‖Bᵀv‖² is B Bᵀ v.
             (image,) = torch.autograd.grad(0.5 * rows.square().sum(), v)
-        v = image / expand(norm(image).clamp_min(torch.finfo(q.dtype).tiny), image)
+        v = image / expand(norm(image).clamp_min(tiny), image)
     return estimate
 
 
@@ -96,3 +131,54 @@ def _mixed(lower: LowerLevel, x: Tensor, q: Tensor) -> Tensor:
     project = lower.at.problem.project_gradient
     rows = (project({name: part[i] for name, part in parts.items()}) for i in range(len(x)))
     return torch.stack([torch.cat([part.flatten() for part in row.values()]) for row in rows])
+
+
+class Certificate:
+    """What the log says of one hypergradient: how far x̃ may be from the minimiser and z from ∇f, over the samples."""
+
+    def __init__(self, bound: BoundKind = "none") -> None:
+        self.bound = bound
+        self._distances: list[Tensor] = []
+        self._bounds: list[Tensor] = []
+        self._certified_distance = self._certified_bound = True
+
+    @property
+    def wants_estimate(self) -> bool:
+        """Whether the estimated bound is to be computed for the log; a certified one falls back to it."""
+        return self.bound != "none"
+
+    def add(
+        self,
+        lower: LowerLevel,
+        upper: UpperLoss,
+        solution: Solution,
+        estimate: Estimate,
+        estimated: Tensor | None,
+    ) -> None:
+        """The samples of one chunk."""
+        known = lower.mu > 0
+        self._certified_distance &= bool(known.all())
+        self._distances.append(solution.residual / torch.where(known, lower.mu, 1.0))
+        if self.bound == "certified" and estimate.adjoint is not None and can_certify(lower):
+            self._bounds.append(
+                certified_bound(
+                    lower, upper, solution.x, estimate.adjoint, solution.residual, estimate.residual
+                )
+            )
+        elif self.wants_estimate and estimated is not None:
+            self._certified_bound = False
+            self._bounds.append(estimated)
+
+    def result(self) -> dict[str, float | str]:
+        """Means and maxima over all samples."""
+        found: dict[str, float | str] = {}
+        if self._distances:
+            distance = torch.cat(self._distances).double()
+            kind = "certified" if self._certified_distance else "gradient norm"
+            found |= {"distance_mean": float(distance.mean()), "distance_max": float(distance.max())}
+            found["distance_kind"] = kind
+        if self._bounds:
+            bounds = torch.cat(self._bounds).double()
+            found |= {"bound_mean": float(bounds.mean()), "bound_max": float(bounds.max())}
+            found["bound_kind"] = "certified" if self._certified_bound else "estimated"
+        return found

@@ -78,7 +78,10 @@ def _traits(cls: type[Any]) -> Traits:
                 f"requires of {cls.__name__} must map kinds to lists of methods, not {kind!r} to {methods!r}"
             )
     public = [name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))]
-    offers = [name for name in public if getattr(cls, name) is not getattr(role, name, None)]
+    static = (
+        inspect.getattr_static
+    )  # a class method looked up in the ordinary way is never the same object twice
+    offers = [name for name in public if static(cls, name) is not static(role, name, None)]
     flags = [name for name, value in vars(role).items() if isinstance(value, bool) and getattr(cls, name)]
     wanted = {kind: tuple(map(str, methods)) for kind, methods in requires.items()}
     return Traits(wanted, tuple(offers), tuple(sorted(flags)))

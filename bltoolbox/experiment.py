@@ -271,6 +271,7 @@ class _Run:
             "batch": len(batch.ids),
             "loss": step.loss if len(batch.ids) else None,
             **step.metrics,
+            **self.experiment.oracle.certificate,
             **self.experiment.oracle.cost.as_dict(),
         }
         fraction, checks = self._fraction(), self.experiment.recipe.validation.checks
@@ -341,9 +342,11 @@ class _Run:
         return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep)
 
     def _restore(self, problem: Problem, theta: Theta, samples: Samples, keep: int = 0) -> Evaluation:
-        solver = self.experiment.oracle.solver
+        oracle = self.experiment.oracle
         with allowed():
-            return evaluate(problem, theta, samples, solver, keep=keep, **self._options())
+            restored = evaluate(problem, theta, samples, oracle.solver, keep=keep, **self._options())
+        oracle.charge(Cost(evaluation_iterations=restored.iterations))
+        return restored
 
     def _options(self) -> dict[str, Any]:
         recipe = self.experiment.recipe

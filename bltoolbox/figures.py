@@ -37,7 +37,11 @@ def restored(result: RunResult) -> Figure | None:
     evaluation, baseline = result.evaluation, result.baseline
     if evaluation is None or not evaluation.images:
         return None
-    titles = ["clean", "measured"] + (["baseline"] if baseline else []) + ["restored"]
+    titles = (
+        ["clean", "measured"]
+        + ([result.model.recipe.baseline.name] if baseline and result.model.recipe.baseline else [])
+        + ["restored"]
+    )
     rows, columns = len(evaluation.images), len(titles)
     figure = _figure(2.6 * columns, 2.72 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -65,6 +69,8 @@ def curves(result: RunResult) -> Figure | None:
     left.plot(cost, loss, color=_ACCENT, alpha=0.35, linewidth=0.8, label="a step")
     left.plot(cost, _smooth(loss), color=_ACCENT, linewidth=1.6, label="running mean")
     left.set_yscale("log")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("{x:g}")
     left.set_title("training loss  mean ‖x − x*‖²", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     checks = [record for record in history if "validation_psnr" in record]
@@ -78,7 +84,7 @@ def curves(result: RunResult) -> Figure | None:
     right.set_title("validation PSNR in dB", fontsize=10)
     for axes in (left, right):
         axes.set_xlabel("computations", fontsize=9)
-        axes.tick_params(labelsize=8)
+        axes.tick_params(labelsize=8, which="both")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 3))

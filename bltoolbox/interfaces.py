@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from bltoolbox.problem import LowerLevel, UpperLoss
-    from bltoolbox.results import Batch, Estimate, HypergradientResult, Step, Value
+    from bltoolbox.results import Batch, Constants, Estimate, HypergradientResult, Step, Value
 
 #: Named parameters. Components see their own names; the problem prefixes them with ``regularizer.`` or ``operator.``.
 Theta = Mapping[str, Tensor]
@@ -40,6 +41,15 @@ class Role(ABC):
 
     kind: ClassVar[str]
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    @classmethod
+    def example(cls, folder: Path) -> dict[str, Any]:
+        """Options that ``blt check`` tries the component with; its defaults unless overridden.
+
+        Written by a component with a parameter that has no default, or whose defaults take long. Files that it needs
+        may be made in ``folder``, which is empty and temporary. A nested component is ``{"name": …}``, as in a recipe.
+        """
+        return {}
 
     def offers(self, method: str) -> bool:
         """Whether this component implements an optional method of its role."""
@@ -108,9 +118,13 @@ class Operator(Role):
 
 
 class Regularizer(Role):
-    """R_θ(x), convex in x. Only ``init_params`` and ``energy`` are needed; the rest makes it faster or certified."""
+    """R_θ(x), convex in x. Only ``init_params`` and ``energy`` are needed; the rest makes it faster or certified.
+
+    One that is not convex in x says so with ``convex = False``: ``blt check`` then does not ask for it.
+    """
 
     kind = "regularizer"
+    convex: ClassVar[bool] = True
 
     @abstractmethod
     def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -184,6 +198,10 @@ class Regularizer(Role):
         """A true lower bound of the smallest eigenvalue of ∇²R_θ; 0 when none is known."""
         return 0.0
 
+    def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
+        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds of hypergradients."""
+        raise NotImplementedError(f"{type(self).__name__} knows no constants")
+
     def project(self, theta: Theta) -> dict[str, Tensor]:
         """The nearest admissible θ: acts on θ − αz after a step."""
         return dict(theta)
@@ -247,10 +265,12 @@ class HypergradientEstimator(Role):
     """z ≈ ∇f from an approximate minimiser.
 
     One whose estimate has no ``adjoint`` says so with ``gives_adjoint = False``: no error bound can be had from it.
+    One that no tolerance makes exact says so with ``exact = False``: ``blt check`` then only asks it to point downhill.
     """
 
     kind = "hypergradient"
     gives_adjoint: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     @abstractmethod
     def estimate(

@@ -8,7 +8,7 @@ Sums are accumulated over chunks in float64, so that a batch of any size takes t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
@@ -16,14 +16,14 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from bltoolbox.bounds import POWER_ITERATIONS, estimate_bound
+from bltoolbox.bounds import POWER_ITERATIONS, BoundKind, Certificate, estimate_bound
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import HypergradientEstimator, LowerSolver, Theta
 from bltoolbox.interrupts import allowed
 from bltoolbox.journal import Journal
 from bltoolbox.loop import solve
 from bltoolbox.problem import LowerLevel, Problem, UpperLoss
-from bltoolbox.results import Batch, Cost, Estimate, HypergradientResult, Solution, Status, Value
+from bltoolbox.results import Batch, Cost, Counter, Estimate, HypergradientResult, Solution, Status, Value
 from bltoolbox.samples import Samples
 from bltoolbox.store import Store
 from bltoolbox.tensors import norm
@@ -54,6 +54,8 @@ class BilevelOracle:
         *,
         chunk: int = 32,
         iteration_limit: int = 2000,
+        bound: BoundKind = "none",
+        bound_every: int = 1,
         before_call: Callable[[Cost], None] | None = None,
     ) -> None:
         self.problem = problem
@@ -62,10 +64,14 @@ class BilevelOracle:
         self.hypergradient = hypergradient
         self.chunk = chunk
         self.iteration_limit = iteration_limit
+        self.bound = bound
+        self.bound_every = bound_every
         self.before_call = before_call
         self.after_call: Callable[[], None] | None = None
         self.cost = Cost()
+        self.counter = Counter()
         self.journal = Journal()
+        self.certificate: Mapping[str, float | str] = {}
         self.solutions = Store(len(samples))
         self.adjoints = Store(len(samples))
         self.lipschitz_estimates = Store(len(samples))
@@ -80,7 +86,7 @@ class BilevelOracle:
         return BatchOracle(self, batch)
 
     def chunks(self, theta: Theta, batch: Batch) -> Iterator[_Chunk]:
-        at = self.problem.at(theta, self.samples.shape)
+        at = self.problem.at(theta, self.samples.shape, self.counter)
         for first in range(0, len(batch.ids), self.chunk):
             ids = batch.ids[first : first + self.chunk]
             x_true, y = self.samples.batch(ids)
@@ -99,20 +105,33 @@ class BilevelOracle:
                 raise NumericalError(f"lower-level solver {name}, samples {_short(bad)}: {status.value}")
         return solution
 
+    def new_certificate(self) -> Certificate:
+        """For the next hypergradient: with the error bound if it is its turn."""
+        due = self.cost.hypergradients % self.bound_every == 0
+        return Certificate(self.bound if due else "none")
+
     def charge(self, cost: Cost) -> None:
         self.cost = self.cost + cost
 
     def ask(self, question: str, compute: Callable[[], Reply]) -> Reply:
         """Answer from the journal if this was asked before an interruption, else compute, wholly or not at all."""
         if self.journal.replaying:
-            return cast(Reply, self.journal.replay(question))
+            return self._note(cast(Reply, self.journal.replay(question)))
         if self.before_call is not None:
             self.before_call(self.cost)
         with self._transaction(), allowed():
+            self.counter.collect()
             answer = compute()
+            self.charge(self.counter.collect())
         self.journal.append(question, answer)
         if self.after_call is not None:
             self.after_call()
+        return self._note(answer)
+
+    def _note(self, answer: Reply) -> Reply:
+        """Keep the last certificate for the log."""
+        if isinstance(answer, HypergradientResult):
+            self.certificate = answer.certificate
         return answer
 
     @contextmanager
@@ -214,7 +233,7 @@ class BatchOracle:
             try:
                 solution = oracle.solve(chunk, tol)
             except NumericalError:
-                # A trial θ so far off that nothing can be computed there: worse than any, so that a line search goes on.
+                # A trial θ so far off that nothing can be computed there is worse than any: a line search goes on.
                 return replace(total.result(), value=math.inf, upper=math.inf, certified=False)
             total.add(chunk, solution)
             trial.append((chunk.samples, solution.x))
@@ -228,7 +247,7 @@ class BatchOracle:
         self, theta: Theta, tol: float, adjoint_tol: float, bound: bool
     ) -> HypergradientResult:
         oracle = self._oracle
-        total = _Sum()
+        total, certificate = _Sum(), oracle.new_certificate()
         z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
         omega, adjoint_residual, adjoint_iterations = 0.0, 0.0, 0.0
         for chunk in oracle.chunks(theta, self._batch):
@@ -239,9 +258,10 @@ class BatchOracle:
                 z[name] += part.double()
             adjoint_residual = max(adjoint_residual, float(estimate.residual.max()))
             adjoint_iterations += float(estimate.iterations.sum())
-            if bound:
-                omega += self._bound(chunk, solution, estimate)
-                oracle.charge(Cost(power_iterations=POWER_ITERATIONS * len(chunk.samples)))
+            estimated = self._estimated_bound(chunk, solution, estimate, bound or certificate.wants_estimate)
+            if bound and estimated is not None:
+                omega += float(chunk.weights @ estimated.double())
+            certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
             oracle.charge(_cost_of(chunk, solution, estimate))
         oracle.charge(Cost(hypergradients=1))
         gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
@@ -257,6 +277,7 @@ class BatchOracle:
             bound=omega if bound else None,
             bound_kind="estimated" if bound else None,
             at_floor=Status.STALLED in total.short or adjoint_residual > 2 * adjoint_tol,
+            certificate=certificate.result(),
         )
 
     def _estimate(self, chunk: _Chunk, x: Tensor, adjoint_tol: float) -> Estimate:
@@ -272,17 +293,17 @@ class BatchOracle:
             oracle.adjoints.put(chunk.samples, estimate.adjoint)
         return estimate
 
-    def _bound(self, chunk: _Chunk, solution: Solution, estimate: Estimate) -> float:
-        """Σ v_i ω_i / m of one chunk."""
-        if estimate.adjoint is None:
-            raise NumericalError(
-                f"hypergradient {type(self._oracle.hypergradient).__name__} returns no adjoint, so its error cannot"
-                " be bounded; use cg-ift"
-            )
+    def _estimated_bound(
+        self, chunk: _Chunk, solution: Solution, estimate: Estimate, wanted: bool
+    ) -> Tensor | None:
+        """ω_i of one chunk, where it is wanted and can be had."""
+        if not wanted or estimate.adjoint is None:
+            return None
+        oracle = self._oracle
         unknown = torch.full(
-            (len(chunk.samples), 2), float("nan"), dtype=torch.float64, device=solution.x.device
+            (len(chunk.samples), 2), torch.nan, dtype=torch.float64, device=solution.x.device
         )
-        known = self._oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
+        known = oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
         result = estimate_bound(
             chunk.lower,
             chunk.upper,
@@ -294,8 +315,9 @@ class BatchOracle:
             (known[:, 0], known[:, 1]),
         )
         constants = torch.stack([result.hessian_lipschitz, result.mixed_lipschitz], dim=1)
-        self._oracle.lipschitz_estimates.put(chunk.samples, constants.double())
-        return float(chunk.weights @ result.omega.double())
+        oracle.lipschitz_estimates.put(chunk.samples, constants.double())
+        oracle.charge(Cost(power_iterations=POWER_ITERATIONS * len(chunk.samples)))
+        return result.omega
 
 
 def _cost_of(chunk: _Chunk, solution: Solution, estimate: Estimate) -> Cost:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.interfaces import Operator, Regularizer, Theta
+from bltoolbox.results import Counter
 from bltoolbox.tensors import dot, image_layout, norm
 
 Constraint = Literal["none", "nonnegative", "box"]
@@ -63,9 +64,9 @@ class Problem:
     constraint: Constraint = "none"
     strong_convexity: float = 0.0
 
-    def at(self, theta: Theta, shape: Sequence[int]) -> ProblemAt:
+    def at(self, theta: Theta, shape: Sequence[int], counter: Counter | None = None) -> ProblemAt:
         """The problem at θ for images of ``shape`` (C, H, W), with its constants."""
-        return ProblemAt(self, dict(theta), tuple(shape))
+        return ProblemAt(self, dict(theta), tuple(shape), counter or Counter())
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         """The nearest admissible θ."""
@@ -89,6 +90,7 @@ class ProblemAt:
     problem: Problem
     theta: dict[str, Tensor]
     shape: tuple[int, ...]
+    counter: Counter
 
     @cached_property
     def regularizer_theta(self) -> dict[str, Tensor]:
@@ -149,6 +151,11 @@ class LowerLevel:
         return self.at.problem.regularizer
 
     @property
+    def counter(self) -> Counter:
+        """Where derivatives are counted; a solver that forms a gradient without ``gradient`` counts it here."""
+        return self.at.counter
+
+    @property
     def theta(self) -> dict[str, Tensor]:
         return self.at.theta
 
@@ -191,6 +198,7 @@ class LowerLevel:
 
     def gradient(self, x: Tensor) -> Tensor:
         """∇_x h_i(x_i)."""
+        self.counter.gradients += len(x)
         gradient = self.regularizer.gradient(self.at.regularizer_theta, x)
         gradient = gradient + self.backward(self.forward(x) - self.y)
         return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
@@ -217,11 +225,13 @@ class LowerLevel:
 
     def linearize(self, x: Tensor) -> Linearization:
         """∇²h at x, with what depends on x computed once."""
+        self.counter.linearisations += len(x)
         free = self.free(x, self.gradient(x)) if self.constrained else None
         return Linearization(self, x, self.regularizer.linearize(self.at.regularizer_theta, x), free)
 
     def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """Σ_i weights_i ∂_θ⟨∇_x h_i(x_i, θ), q_i⟩, for all parameters in one backward pass."""
+        self.counter.mixed_products += len(x)
         q = self._free_part(x, q)
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in self.theta.items()}
@@ -238,6 +248,7 @@ class LowerLevel:
 
     def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
         """∂_θ⟨∇_x h_i, q_i⟩ of each sample apart, with a leading sample dimension; differentiable in q."""
+        self.counter.mixed_products += len(x)
         q = self._free_part(x, q)
         parts = join(regularizer=self.regularizer.pairing_gradients(self.at.regularizer_theta, x, q))
         if self.at.operator_theta:
@@ -272,6 +283,7 @@ class Linearization:
     free: Tensor | None = None
 
     def hvp(self, v: Tensor) -> Tensor:
+        self.lower.counter.hessian_products += len(v)
         if self.free is None:
             return self._hvp(v)
         inside = v * self.free

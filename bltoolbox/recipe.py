@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Block",
     "Budget",
+    "Certificates",
     "Checkpoint",
     "Recipe",
     "Validation",
@@ -89,6 +90,20 @@ class Checkpoint:
     every: Annotated[float, Ge(0)] = 60.0
 
 
+@dataclass(frozen=True)
+class Certificates:
+    """What the log says about accuracy besides the distance to the lower-level minimiser, which is always there.
+
+    Args:
+        bound: Error bound of the hypergradient: estimated, certified where everything for it is known (else
+        estimated), or none. every: Hypergradients between two bounds; one costs about as much as ten
+        lower-level iterations.
+    """
+
+    bound: Literal["estimated", "certified", "none"] = "estimated"
+    every: Annotated[int, Gt(0)] = 10
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One experiment: the problem, the methods and what they may spend.
@@ -113,6 +128,7 @@ class Recipe:
         upper_optimizer: How θ moves.
         budget: How much the run may spend.
         validation: How the best θ is chosen.
+        certificates: What the log says about accuracy.
         checkpoint: How often the run is saved.
         chunk: Samples solved at once.
         iteration_limit: Most iterations of one lower-level solve.
@@ -138,6 +154,7 @@ class Recipe:
     upper_optimizer: Annotated[Block, OfKind("upper_optimizer")] = Block("upper_optimizer", "isgd")
     budget: Budget
     validation: Validation = Validation()
+    certificates: Certificates = Certificates()
     checkpoint: Checkpoint = Checkpoint()
     chunk: Annotated[int, Gt(0)] = 32
     iteration_limit: Annotated[int, Gt(0)] = 2000

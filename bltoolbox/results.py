@@ -30,15 +30,28 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cost:
-    """The ledger. ``computations`` is the paper's unit, summed over samples."""
+    """The ledger, every entry summed over samples unless it says otherwise.
+
+    ``computations``, lower-level plus linear iterations, is the paper's unit. Line search is in it, evaluation is not.
+    """
 
     lower_iterations: int = 0
     linear_iterations: int = 0
-    #: The paper's own count: slowest sample of a batch times batch size.
+    #: The paper's own count: iterations of the slowest sample of a chunk times its size.
     slowest: int = 0
     #: Part of ``lower_iterations`` spent in trial values of a line search.
     line_search: int = 0
+    #: For error bounds.
     power_iterations: int = 0
+    #: Gradients of the lower level, whether for an iteration, a start, a check or a bound.
+    gradients: int = 0
+    hessian_products: int = 0
+    linearisations: int = 0
+    #: Mixed derivatives ∂_θ⟨∇h, q⟩.
+    mixed_products: int = 0
+    #: Iterations spent in restoring validation and evaluation images.
+    evaluation_iterations: int = 0
+    #: Oracle calls, not summed over samples.
     hypergradients: int = 0
     values: int = 0
 
@@ -51,6 +64,19 @@ class Cost:
 
     def as_dict(self) -> dict[str, int]:
         return {"computations": self.computations} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+class Counter:
+    """Counts derivatives as they are taken; the ledger collects them after each oracle call."""
+
+    def __init__(self) -> None:
+        self.gradients = self.hessian_products = self.linearisations = self.mixed_products = 0
+
+    def collect(self) -> Cost:
+        """What was counted since the last time."""
+        cost = Cost(**vars(self))
+        self.__init__()  # type: ignore[misc]
+        return cost
 
 
 @dataclass(frozen=True)
@@ -71,6 +97,15 @@ class Estimate:
     adjoint: Tensor | None
     residual: Tensor
     iterations: Tensor
+
+
+@dataclass(frozen=True)
+class Constants:
+    """True bounds on a ball around each x: the Lipschitz constants of ∇²R and of B = ∂²_{xθ}R there, and ‖B(x)‖."""
+
+    hessian_lipschitz: Tensor
+    mixed_lipschitz: Tensor
+    mixed_norm: Tensor
 
 
 @dataclass(frozen=True)
@@ -101,6 +136,8 @@ class HypergradientResult:
     bound_kind: str | None = None
     #: Whether a tolerance was below what the dtype can reach.
     at_floor: bool = False
+    #: For the log: mean and maximum over samples of the distance to the minimiser and of the error bound.
+    certificate: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

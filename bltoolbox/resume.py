@@ -44,7 +44,9 @@ def reopen(path: Path, overrides: Sequence[str], registry: Registry) -> Reopened
     return Reopened(directory, assemble(recipe, registry), summary)
 
 
-def resume(path: Path | str, overrides: Sequence[str] = (), *, listeners: Sequence[Listener] = ()) -> RunResult:
+def resume(
+    path: Path | str, overrides: Sequence[str] = (), *, listeners: Sequence[Listener] = ()
+) -> RunResult:
     """Go on with the run in ``path``; only budgets may be overridden, and only grow."""
     from bltoolbox.registry import load_registry
 

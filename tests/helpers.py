@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
+
 from blt_hypergradients.cg_ift import CGIFT
 from blt_regularizers.foe import FieldOfExperts
 from blt_regularizers.tv import TotalVariation
 from blt_solvers.agd import AGD
 from blt_solvers.mm import MemoryGradient
-from torch import Tensor
-
 from bltoolbox.interfaces import LowerSolver, Operator, Regularizer, Theta
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import LowerLevel, Problem, join
-from bltoolbox.results import Batch
+from bltoolbox.store import Store
 from bltoolbox.tensors import keyed_generator
 from bltoolbox.testing import Gain, make_oracle, smooth_images
 
@@ -72,7 +72,11 @@ def noisy(count: int, shape: Sequence[int] = SHAPE, noise: float = 0.1, seed: in
 
 
 def oracle_for(
-    regularizer: Regularizer, solver: str = "mm", count: int = 3, shape: Sequence[int] = SHAPE, **options: object
+    regularizer: Regularizer,
+    solver: str = "mm",
+    count: int = 3,
+    shape: Sequence[int] = SHAPE,
+    **options: object,
 ) -> BilevelOracle:
     """A toy problem with everything set for tight tolerances."""
     settings: dict[str, object] = {"iteration_limit": 50_000} | options
@@ -121,5 +125,7 @@ def hessian(regularizer: Regularizer, theta: Theta, x: Tensor) -> Tensor:
     return regularizer.linearize(theta, x.expand_as(units))(units).flatten(1)
 
 
-def weighted_batch(weights: Sequence[float]) -> Batch:
-    return Batch(range(len(weights)), weights)
+def kept(store: Store, ids: Sequence[int]) -> Tensor:
+    """A copy of what a store holds for some samples, all of which it must know."""
+    assert store.rows is not None and store.known[list(ids)].all()
+    return store.rows[list(ids)].clone()

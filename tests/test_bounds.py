@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from blt_data.dead_leaves import DeadLeaves
-from blt_hypergradients.cg_ift import CGIFT
-from blt_regularizers.foe import FieldOfExperts
 from helpers import REGULARIZERS, SOLVERS, flat, initial, oracle_for, small_foe
 from torch import Tensor
 
+from blt_data.dead_leaves import DeadLeaves
+from blt_hypergradients.cg_ift import CGIFT
+from blt_regularizers.foe import FieldOfExperts
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import join
 from bltoolbox.results import Batch
@@ -61,17 +61,24 @@ def test_bound_vanishes_with_the_tolerances_and_needs_no_graph(prior: str) -> No
         oracle = oracle_for(REGULARIZERS[prior]())
         result = oracle.on(full_batch(oracle)).hypergradient(theta, tol, tol, bound=True)
         bounds.append(result.bound or 0.0)
-        assert oracle.lipschitz_estimates.rows is not None and not oracle.lipschitz_estimates.rows.requires_grad
+        assert (
+            oracle.lipschitz_estimates.rows is not None and not oracle.lipschitz_estimates.rows.requires_grad
+        )
     assert bounds[1] < 0.05 * bounds[0] and bounds[2] < 0.05 * bounds[1]
 
 
 def test_bound_of_the_mean_is_the_weighted_mean_of_the_bounds() -> None:
     theta, weights = join(regularizer=initial(small_foe())), (0.5, 2.0, 0.7)
     each = [
-        oracle_for(small_foe()).on(Batch([i], [weights[i]])).hypergradient(theta, 1e-2, 1e-2, bound=True).bound
+        oracle_for(small_foe())
+        .on(Batch([i], [weights[i]]))
+        .hypergradient(theta, 1e-2, 1e-2, bound=True)
+        .bound
         for i in range(3)
     ]
-    together = oracle_for(small_foe()).on(Batch(range(3), weights)).hypergradient(theta, 1e-2, 1e-2, bound=True)
+    together = (
+        oracle_for(small_foe()).on(Batch(range(3), weights)).hypergradient(theta, 1e-2, 1e-2, bound=True)
+    )
     assert together.bound == pytest.approx(sum(bound or 0.0 for bound in each), rel=1e-9)
 
 

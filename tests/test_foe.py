@@ -104,8 +104,9 @@ class TestDerivatives:
         expected = dot(autograd_energy_gradient(foe, theta, x).detach(), q)
         torch.testing.assert_close(foe.pairing(theta, x, q), expected, rtol=1e-10, atol=1e-12)
 
-    def test_derivative_of_the_pairing_in_theta(self, boundary: str, channels: int) -> None:
-        foe, theta, x = case(boundary, channels)
+    @every_basis
+    def test_derivative_of_the_pairing_in_theta(self, boundary: str, channels: int, basis: str) -> None:
+        foe, theta, x = case(boundary, channels, basis=basis)
         q = normal(*x.shape)
         leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
         pairing = dot(autograd_energy_gradient(foe, leaves, x), q)
@@ -121,18 +122,22 @@ class TestDerivatives:
             )
             torch.testing.assert_close(found, differences, rtol=1e-7, atol=1e-8)
 
+    @every_basis
     def test_pairing_gradients_of_a_shared_smoothing_are_those_of_autograd(
-        self, boundary: str, channels: int
+        self, boundary: str, channels: int, basis: str
     ) -> None:
-        foe = small_foe(boundary)
+        foe = small_foe(boundary, basis=basis)
         theta, x = initial(foe, channels), smooth_images(2, (channels, 8, 9)).double()
         q = normal(*x.shape)
         by_default = super(FieldOfExperts, foe).pairing_gradients(theta, x, q)
         for name, part in foe.pairing_gradients(theta, x, q).items():
             torch.testing.assert_close(part, by_default[name].detach(), rtol=1e-9, atol=1e-11)
 
-    def test_pairing_gradients_are_linear_and_differentiable_in_q(self, boundary: str, channels: int) -> None:
-        foe, theta, x = case(boundary, channels)
+    @every_basis
+    def test_pairing_gradients_are_linear_and_differentiable_in_q(
+        self, boundary: str, channels: int, basis: str
+    ) -> None:
+        foe, theta, x = case(boundary, channels, basis=basis)
         q, r = normal(*x.shape, seed=1).requires_grad_(), normal(*x.shape, seed=2)
         total = sum(part.sum() for part in foe.pairing_gradients(theta, x, q).values())
         (slope_q,) = torch.autograd.grad(total, q)

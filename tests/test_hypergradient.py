@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
-from blt_hypergradients.cg_ift import CGIFT
 from helpers import (
     BOUNDARIES,
     SOLVERS,
@@ -22,6 +22,7 @@ from helpers import (
 )
 from torch import Tensor
 
+from blt_hypergradients.cg_ift import CGIFT
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import Operator, Regularizer, Theta
 from bltoolbox.oracle import BilevelOracle
@@ -152,7 +153,7 @@ def test_error_shrinks_with_the_tolerances(prior: str, solver: str) -> None:
     exact = at(1e-12)
     errors = [relative_error(at(tol), exact) for tol in (1e-1, 1e-3, 1e-5, 1e-7)]
     # An accuracy 100 times higher leaves at most a tenth of the error, whatever the luck of the last iteration.
-    assert all(later < earlier / 10 for earlier, later in zip(errors, errors[1:], strict=False))
+    assert all(later < earlier / 10 for earlier, later in pairwise(errors))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

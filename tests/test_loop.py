@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from blt_solvers.agd import AGD
 from helpers import REGULARIZERS, SOLVERS, lower_level, noisy, small_foe
 from torch import Tensor
 
+from blt_solvers.agd import AGD
 from bltoolbox.interfaces import LowerSolver, Theta
 from bltoolbox.loop import solve
 from bltoolbox.problem import LowerLevel
@@ -59,9 +59,7 @@ def test_the_iteration_limit_ends_as_limit(name: str) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_bad_data_ends_as_not_finite_and_leaves_the_others_alone(name: str, bad: float) -> None:
     y = noisy(3)
-    healthy = solve(
-        SOLVERS[name](), lower := lower_level(small_foe(), y), lower.start(), 1e-8
-    )
+    healthy = solve(SOLVERS[name](), lower := lower_level(small_foe(), y), lower.start(), 1e-8)
     y[1, 0, 2, 3] = bad
     lower = lower_level(small_foe(), y)
     solution = solve(SOLVERS[name](), lower, lower.start(), 1e-8)

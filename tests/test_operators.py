@@ -109,7 +109,8 @@ class TestEvery:
         theta = params(operator)
         true = float(torch.linalg.matrix_norm(matrix(operator), 2)) ** 2
         bound = float(operator.norm_bound(theta, SHAPE))  # type: ignore[arg-type]
-        # Kernels that are not nonnegative have only the test of Schur at a mirrored border.
+        # A border that is cut off costs a small image part of its norm, and at a mirrored one the test of Schur is
+        # blind to the signs of a kernel.
         loose = isinstance(operator, Blur) and operator.boundary != "periodic"
         assert true <= bound * (1 + 1e-12)
         assert bound <= (2.5 if loose else 1.02) * true
@@ -141,12 +142,9 @@ class TestEvery:
         samples = Samples(Images(smooth_images(4, SHAPE)), operator, noise=0.3, dtype=torch.float64)
         x, y = samples.batch(range(4))
         noise = y - operator.apply(x, {})
-        touched = noise != 0
-        # Exactly the entries that A can reach carry noise, of the right size and the same in every batch.
-        reached = matrix(operator).abs().sum(1) > 1e-12
-        assert torch.equal(touched.flatten(1).all(0), touched.flatten(1).any(0))
-        assert not touched.flatten(1)[:, ~reached & _masked(operator, y)].any()
-        assert abs(float(noise[touched].std()) / 0.3 - 1) < 0.2
+        measured = _measured(operator, y)
+        assert torch.equal(noise != 0, measured)
+        assert abs(float(noise[measured].std()) / 0.3 - 1) < 0.2
         assert torch.equal(samples.batch([2])[1][0], y[2])
 
     def test_hypergradient_is_that_of_central_differences(self, operator: Operator) -> None:
@@ -155,12 +153,12 @@ class TestEvery:
         check_hypergradient(problem, shape)
 
 
-def _masked(operator: Operator, y: Tensor) -> Tensor:
-    """Entries of y that no measurement is made of, as opposed to those that happen to be zero."""
+def _measured(operator: Operator, y: Tensor) -> Tensor:
+    """Entries of y that are measurements."""
     if isinstance(operator, Inpainting | MRI):
         mask = operator.known(y) if isinstance(operator, Inpainting) else operator.measured(y)
-        return (mask == 0).expand(y.shape[1:]).flatten()
-    return torch.zeros(y[0].numel(), dtype=torch.bool)
+        return (mask == 1).expand_as(y)
+    return torch.ones_like(y, dtype=torch.bool)
 
 
 def check_hypergradient(problem: Problem, shape: Sequence[int], rtol: float = 1e-5) -> None:

@@ -10,6 +10,7 @@ from itertools import islice, permutations
 
 import pytest
 import torch
+
 from blt_hypergradients.cg_ift import CGIFT
 from blt_samplers.epoch import Epoch
 from blt_samplers.full import Full
@@ -17,7 +18,6 @@ from blt_samplers.independent import Independent
 from blt_samplers.nice import Nice
 from blt_solvers.agd import AGD
 from blt_upper.isgd import ISGD
-
 from bltoolbox.interfaces import Sampler
 from bltoolbox.results import Batch
 from bltoolbox.testing import Tikhonov, make_oracle, smooth_images
@@ -187,6 +187,7 @@ def test_sampled_hypergradients_average_to_the_full_one() -> None:
     full = oracle.on(Batch(range(4), [1.0] * 4)).hypergradient(theta, 1e-10, 1e-10).gradient
     pairs = [Batch([i, j], [2.0, 2.0]) for i in range(4) for j in range(i)]  # all subsets that nice may draw
     mean = sum(
-        oracle.on(pair).hypergradient(theta, 1e-10, 1e-10).gradient["regularizer.log_weight"] for pair in pairs
+        oracle.on(pair).hypergradient(theta, 1e-10, 1e-10).gradient["regularizer.log_weight"]
+        for pair in pairs
     ) / len(pairs)
     torch.testing.assert_close(mean, full["regularizer.log_weight"], rtol=1e-8, atol=1e-10)

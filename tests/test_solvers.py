@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from helpers import initial, lower_level, noisy, normal, small_foe, small_tv
+from torch import Tensor
+
 from blt_regularizers.foe import FieldOfExperts
 from blt_regularizers.tv import TotalVariation
 from blt_solvers.agd import AGD
 from blt_solvers.mm import MemoryGradient
-from helpers import initial, lower_level, noisy, normal, small_foe, small_tv
-from torch import Tensor
-
 from bltoolbox.interfaces import LowerSolver, Regularizer, Theta
 from bltoolbox.loop import solve
 from bltoolbox.problem import LowerLevel
@@ -118,7 +118,9 @@ def test_solution_of_a_quadratic_is_the_closed_form(path: str, ridge: float) -> 
 @every_path
 @every_prior
 @pytest.mark.parametrize("constraint", ["none", "box"])
-def test_distance_to_the_minimiser_is_at_most_residual_over_mu(path: str, prior: str, constraint: str) -> None:
+def test_distance_to_the_minimiser_is_at_most_residual_over_mu(
+    path: str, prior: str, constraint: str
+) -> None:
     if constraint == "box" and path == "mm":
         pytest.skip("mm has no constraint")
     y = noisy(3, noise=0.3)
@@ -183,7 +185,9 @@ class TestConstraints:
         point = torch.zeros_like(x)
         for _ in range(5000):
             previous = point
-            point = (point - reference.gradient(point) / reference.lipschitz.view(-1, 1, 1, 1)).clamp(low, high)
+            point = (point - reference.gradient(point) / reference.lipschitz.view(-1, 1, 1, 1)).clamp(
+                low, high
+            )
             if (point - previous).abs().max() < 1e-13:
                 break
         torch.testing.assert_close(x, point, rtol=0, atol=1e-8)

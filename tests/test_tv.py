@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from blt_regularizers.tv import TotalVariation
 from helpers import directions, flat, hessian, initial, lower_level, normal, slope, slope_theta, small_tv
 from torch import Tensor
 
+from blt_regularizers.tv import TotalVariation
 from bltoolbox.tensors import dot
 from bltoolbox.testing import smooth_images
 
@@ -69,9 +69,7 @@ class TestDerivatives:
     def test_derivative_of_the_pairing_in_theta(self, coupling: str, channels: int) -> None:
         tv, theta, x = case(coupling, channels)
         q = normal(*x.shape)
-        torch.testing.assert_close(
-            tv.pairing(theta, x, q), dot(tv.gradient(theta, x), q), rtol=1e-11, atol=0
-        )
+        torch.testing.assert_close(tv.pairing(theta, x, q), dot(tv.gradient(theta, x), q), rtol=1e-11, atol=0)
         each = tv.pairing_gradients(theta, x, q)
         for d in directions(theta, 2):
             differences = slope_theta(lambda theta: tv.pairing(theta, x, q), theta, d)

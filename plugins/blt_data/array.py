@@ -56,6 +56,12 @@ class Array(Data):
         self.crop = crop
         self._images = images
 
+    @classmethod
+    def example(cls, folder: Path) -> dict[str, Any]:
+        images = np.random.default_rng(0).integers(256, size=(5, 12, 14, 3), dtype=np.uint8)
+        np.save(folder / "images.npy", images)
+        return {"path": str(folder / "images.npy"), "crop": 10}
+
     def __len__(self) -> int:
         return self.count
 

@@ -33,7 +33,7 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -92,6 +92,10 @@ class DeadLeaves(Data):
         self.blur = blur
         self.cache = cache
         self._images: NDArray[np.uint8] | None = None
+
+    @classmethod
+    def example(cls, folder: Path) -> dict[str, Any]:
+        return {"count": 4, "size": 16, "cache": False}
 
     def __len__(self) -> int:
         return self.count

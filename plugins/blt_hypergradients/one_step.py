@@ -33,6 +33,7 @@ class OneStep(HypergradientEstimator):
     """The derivative of one gradient step: cheap and biased."""
 
     gives_adjoint = False
+    exact = False
 
     def estimate(
         self,

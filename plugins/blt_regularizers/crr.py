@@ -5,7 +5,8 @@
 Each ψ_j' is a linear spline with equidistant knots on [−range, range]: increasing, zero at zero, constant
 beyond, so that ψ_j is convex with its minimum at 0 and grows linearly in the end. Parameters: kernels c_j (zero
 mean in each channel; their norm is the scale of t), log-slopes θ_jm and the common log-scale θ_0. With `symmetry: odd`
-the slopes of −t are those of t. At first the spline interpolates the potential of `foe` with ν = one interval.
+the slopes of −t are those of t. At first the filters are those of `foe`, and the spline
+interpolates its potential for ν = one interval.
 
 The paper clips negative slopes. Here they are exponentials: every θ is admissible and f stays differentiable in θ
 (clipping makes it one-sided at the slopes that matter most), and since the slopes of a learned potential span orders of
@@ -35,7 +36,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_regularizers.filters import Boundary, correlate, correlate_adjoint, norm_bound
-from blt_regularizers.foe import cosine_kernels
+from blt_regularizers.foe import difference_kernels
 from bltoolbox.interfaces import Regularizer, Theta
 
 
@@ -57,11 +58,11 @@ class ConvexRidge(Regularizer):
         self,
         filters: Annotated[int, Gt(0)] = 10,
         kernel_size: Annotated[int, Ge(2)] = 7,
-        boundary: Boundary = "valid",
+        boundary: Boundary = "symmetric",
         knots: Annotated[int, Ge(3)] = 21,
         range: Annotated[float, Gt(0)] = 0.1,
         symmetry: Literal["odd", "free"] = "odd",
-        weight: Annotated[float, Gt(0)] = 0.02,
+        weight: Annotated[float, Gt(0)] = 0.04,
     ) -> None:
         if knots % 2 == 0:
             raise ValueError(f"knots {knots} is even; use an odd number, so that 0 is a knot")
@@ -84,8 +85,9 @@ class ConvexRidge(Regularizer):
         log_slopes = (values.diff() / self.spacing).log()
         if self.symmetry == "free":
             log_slopes = torch.cat([log_slopes.flip(0), log_slopes])
+        kernels = difference_kernels(self.filters, channels, self.kernel_size)
         return {
-            "kernels": cosine_kernels(self.filters, channels, self.kernel_size),
+            "kernels": kernels / kernels.flatten(1).norm(dim=1).view(-1, 1, 1, 1),
             "log_slopes": log_slopes.repeat(self.filters, 1),
             "log_scale": torch.full((1,), math.log(self.weight), dtype=torch.float64),
         }

@@ -32,6 +32,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
+from blt_regularizers.certificates import Bank, bank_constants
 from blt_regularizers.filters import (
     Boundary,
     correlate,
@@ -41,6 +42,7 @@ from blt_regularizers.filters import (
     norm_bound,
 )
 from bltoolbox.interfaces import Regularizer, Theta
+from bltoolbox.results import Constants
 
 
 class FieldOfExperts(Regularizer):
@@ -155,6 +157,17 @@ class FieldOfExperts(Regularizer):
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         weights = _amplitudes(theta) / theta["log_smoothing"].exp()
         return norm_bound(self.kernels(theta), weights, self.boundary)
+
+    def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
+        bank = Bank(
+            self.kernels(theta),
+            _amplitudes(theta),
+            theta["log_smoothing"].exp().expand(self.filters),
+            self.boundary,
+            stretch=1.0 if self.basis == "pixel" else float(_scales(theta["kernels"]).max()),
+            shared=theta["log_smoothing"].numel() == 1,
+        )
+        return bank_constants(bank, x, radius)
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         return self.project_gradient(theta)

@@ -3,11 +3,11 @@
     z_1 = s(V_0 ⋆ x + b_0),   z_{k+1} = s(W_k ⋆ z_k + V_k ⋆ x + b_k),   R_θ(x) = e^{θ_0} Σ_p Σ_c (z_K)_{c,p} + (ρ/2)‖x‖²
 
 s(t) = log(1 + e^{βt})/β, a smooth ramp of sharpness β. The network is convex in x since s is convex and increasing and
-W_k = e^{θ} is positive; V_k and b_k are free. All convolutions look only where their kernels fit: no dark border. Sums
-over pixels, as in the other regularizers, so that the weight means the same for images of every size.
+W_k = e^{θ} is positive; V_k and b_k are free. The image is mirrored at its border once, by what all layers see, so that
+z_K is as large as the image. Sums over pixels, not means: a weight means the same for images of every size.
 
-At first V_0 holds cosine kernels in pairs of opposite signs, and s(t) + s(−t) is a smoothed absolute value: training
-starts near a `foe`, with a gradient of its size.
+At first V_0 holds finite differences in pairs of opposite signs, and s(t) + s(−t) is a smoothed absolute value:
+training starts near a `foe`, with a gradient of its size.
 
 Only the energy is written here; gradient, Hessian products and mixed derivatives come from autograd. No Lipschitz
 constant is known (products of layer norms are far too large), so that `agd` backtracks. With ρ > 0 accuracies are
@@ -30,7 +30,8 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_regularizers.foe import cosine_kernels
+from blt_regularizers.filters import extend
+from blt_regularizers.foe import difference_kernels
 from bltoolbox.interfaces import Regularizer, Theta
 
 
@@ -49,10 +50,10 @@ class InputConvexNetwork(Regularizer):
     def __init__(
         self,
         layers: Annotated[int, Gt(0)] = 2,
-        filters: Annotated[int, Gt(0)] = 16,
+        filters: Annotated[int, Gt(0)] = 20,
         kernel_size: Annotated[int, Ge(3)] = 5,
-        sharpness: Annotated[float, Gt(0)] = 20.0,
-        weight: Annotated[float, Gt(0)] = 0.02,
+        sharpness: Annotated[float, Gt(0)] = 50.0,
+        weight: Annotated[float, Gt(0)] = 0.04,
         ridge: Annotated[float, Ge(0)] = 0.0,
     ) -> None:
         if filters % 2:
@@ -73,7 +74,8 @@ class InputConvexNetwork(Regularizer):
             return torch.randn(shape, dtype=torch.float64, generator=generator)
 
         size, area = self.kernel_size, self.kernel_size**2
-        pairs = cosine_kernels(self.filters // 2, channels, size)
+        pairs = difference_kernels(self.filters // 2, channels, size)
+        pairs = pairs / pairs.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
         theta = {
             "skip_0": torch.cat([pairs, -pairs]),
             "bias_0": torch.zeros(self.filters, dtype=torch.float64),
@@ -89,19 +91,20 @@ class InputConvexNetwork(Regularizer):
         return theta
 
     def check(self, shape: Sequence[int]) -> str | None:
-        seen = self.layers * (self.kernel_size - 1) + 1
-        if min(shape[1:]) < seen:
+        field = self._field()
+        if min(shape[1:]) < field:
             return (
-                f"{self.layers} layers of {self.kernel_size}×{self.kernel_size} kernels see {seen}×{seen} pixels, more"
-                f" than the {shape[1]}×{shape[2]} images have; use fewer layers, smaller kernels or larger images"
+                f"{self.layers} layers of {self.kernel_size}×{self.kernel_size} kernels see {field}×{field} pixels,"
+                f" more than the {shape[1]}×{shape[2]} images have; use fewer layers, smaller kernels or larger images"
             )
         return None
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
-        z = self._ramp(F.conv2d(x, theta["skip_0"], theta["bias_0"]))
+        seen = extend(x, self._field(), "symmetric")
+        z = self._ramp(F.conv2d(seen, theta["skip_0"], theta["bias_0"]))
         for k in range(1, self.layers):
             border = k * (self.kernel_size // 2)
-            inner = x[:, :, border:-border, border:-border]
+            inner = seen[:, :, border:-border, border:-border]
             skip = F.conv2d(inner, theta[f"skip_{k}"], theta[f"bias_{k}"])
             z = self._ramp(F.conv2d(z, theta[f"log_weights_{k}"].exp()) + skip)
         energy = theta["log_scale"].exp() * z.sum((1, 2, 3))
@@ -109,6 +112,10 @@ class InputConvexNetwork(Regularizer):
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
         return self.ridge
+
+    def _field(self) -> int:
+        """Side of the square of pixels that an entry of z_K sees."""
+        return self.layers * (self.kernel_size - 1) + 1
 
     def _ramp(self, t: Tensor) -> Tensor:
         # Beyond the threshold torch returns t itself: 40 is below the precision of float64, the default 20 is not.

@@ -21,7 +21,10 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
+from blt_regularizers.certificates import THIRD
 from bltoolbox.interfaces import Regularizer, Theta
+from bltoolbox.results import Constants
+from bltoolbox.tensors import norm
 
 
 class TotalVariation(Regularizer):
@@ -77,6 +80,22 @@ class TotalVariation(Regularizer):
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         # ‖D‖² ≤ 8 for differences in two directions, ψ'' ≤ a/ν.
         return (8 * (theta["log_weight"] - theta["log_smoothing"]).exp()).squeeze()
+
+    def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
+        a, nu = theta["log_weight"].exp().squeeze(), theta["log_smoothing"].exp().squeeze()
+        t = self.analyse(theta, x)
+        length = self._length(theta, t)
+        columns = [self.synthesise(theta, a * t / length, x.shape[1:])]
+        columns.append(self.synthesise(theta, a * nu.square() * t / length.pow(3), x.shape[1:]))
+        # |D³ψ| ≤ 0.8587/ν², the two differences at a pixel together have norm √3, and both columns of B are
+        # Lipschitz with a‖D‖²/ν.
+        hessian = THIRD / nu.square() * a * 8 * math.sqrt(3)
+        mixed = math.sqrt(2) * 8 * a / nu
+        return Constants(
+            hessian_lipschitz=hessian.expand_as(radius),
+            mixed_lipschitz=mixed.expand_as(radius),
+            mixed_norm=torch.stack([norm(column) for column in columns]).norm(dim=0),
+        )
 
     def analyse(self, theta: Theta, x: Tensor) -> Tensor:
         """(B, 2, C, H, W): horizontal and vertical differences, zero across the border."""

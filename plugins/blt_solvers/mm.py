@@ -72,6 +72,7 @@ class MemoryGradient(LowerSolver):
         return MMState(x, norm(gradient), gradient, t, weights, forward, d, t_d, forward_d)
 
     def _gradient(self, lower: LowerLevel, x: Tensor, t: Tensor, forward: Tensor) -> tuple[Tensor, Tensor]:
+        lower.counter.gradients += len(x)
         theta = lower.at.regularizer_theta
         weights = lower.regularizer.majorant(theta, t)
         gradient = lower.regularizer.synthesise(theta, weights * t, lower.shape)

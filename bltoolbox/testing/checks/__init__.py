@@ -1,0 +1,35 @@
+"""The properties that each role promises; importing this package declares them all."""
+
+from bltoolbox.testing.checks import (
+    data,
+    hypergradient,
+    operator,
+    regularizer,
+    regularizer_bounds,
+    sampler,
+    solver,
+    upper,
+)
+from bltoolbox.testing.checks.base import (
+    PROPERTIES,
+    ConformanceFailure,
+    NotApplicable,
+    Property,
+    Subject,
+)
+
+__all__ = [
+    "PROPERTIES",
+    "ConformanceFailure",
+    "NotApplicable",
+    "Property",
+    "Subject",
+    "data",
+    "hypergradient",
+    "operator",
+    "regularizer",
+    "regularizer_bounds",
+    "sampler",
+    "solver",
+    "upper",
+]

@@ -1,0 +1,199 @@
+"""What all properties share: how one is declared, what it is tried on, and how it fails.
+
+A property is a function of a ``Subject``, which builds the component afresh whenever it is called. It returns
+when the property holds, and otherwise raises a ``ConformanceFailure`` whose message is a sentence to the author
+of the component: which input, what was expected, what came, and a likely cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from bltoolbox.signatures import Type
+from bltoolbox.tensors import keyed_generator
+from bltoolbox.validation import Checker
+
+if TYPE_CHECKING:
+    from bltoolbox.registry import Registered, Registry
+
+
+class ConformanceFailure(AssertionError):
+    """A component does not have a property that its role promises."""
+
+    def __init__(self, property: str, message: str) -> None:
+        super().__init__(f"{property}: {message}" if property else message)
+        self.property = property
+        self.message = message
+
+
+class NotApplicable(Exception):
+    """The property says nothing about this component, for the reason given."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A component under test: each call builds a new one from its example options."""
+
+    registered: Registered
+    registry: Registry
+    folder: Path
+
+    @property
+    def cls(self) -> type[Any]:
+        return self.registered.load()
+
+    def options(self) -> dict[str, Any]:
+        """Its own example, in a folder that is there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = self.cls.example(self.folder)
+        if not isinstance(found, Mapping):
+            fail(f"example() must return a mapping of options, not {_a(found)}")
+        return dict(found)
+
+    def __call__(self) -> Any:
+        checker = Checker(self.registry)
+        given = {"name": self.registered.name, **self.options()}
+        block = checker.value(Type("component", role=self.registered.kind), given, ())
+        if checker.issues:
+            hint = (
+                "give every parameter a default, or options to try it with by a classmethod example(folder)"
+            )
+            fail(f"{'; '.join(issue.message for issue in checker.issues)}: {hint}")
+        return block.build(self.registry)
+
+
+Check = Callable[[Subject], None]
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property by the name that reports use."""
+
+    kind: str
+    name: str
+    check: Check
+
+    def __call__(self, subject: Subject) -> None:
+        """Returns, or raises ``ConformanceFailure`` or ``NotApplicable``."""
+        __tracebackhide__ = True
+        try:
+            self.check(subject)
+        except ConformanceFailure as failure:
+            raise ConformanceFailure(self.name, failure.message) from None
+
+
+#: All properties by kind, in the order of their declaration.
+PROPERTIES: dict[str, list[Property]] = {}
+
+
+def holds(kind: str, name: str) -> Callable[[Check], Check]:
+    """Declare a property of all components of a kind."""
+
+    def declare(check: Check) -> Check:
+        PROPERTIES.setdefault(kind, []).append(Property(kind, name, check))
+        return check
+
+    return declare
+
+
+def fail(message: str) -> NoReturn:
+    raise ConformanceFailure("", message)
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        fail(message)
+
+
+def require_close(found: Tensor, expected: Tensor, tol: float, message: str, cause: str) -> None:
+    """``found`` within ``tol`` times the size of ``expected``; else a sentence with both and the likely cause."""
+    require_shape(found, expected.shape, message)
+    difference = (found.detach().double() - expected.detach().double()).flatten()
+    size = float(expected.detach().double().flatten().norm())
+    error = float(difference.norm()) / max(size, 1e-300) if size else float(difference.norm())
+    if not error <= tol:
+        at = int(difference.abs().nan_to_num(float("inf")).argmax()) if difference.numel() else 0
+        got, wanted = float(found.flatten()[at]), float(expected.flatten()[at])
+        fail(
+            f"{message}: expected {wanted:.6g}, got {got:.6g} where they differ most"
+            f" (relative error {error:.1e}, allowed {tol:.0e}); {cause}"
+        )
+
+
+def require_shape(found: Any, shape: torch.Size | tuple[int, ...], what: str) -> None:
+    if not isinstance(found, Tensor):
+        fail(f"{what}: expected a tensor, got {_a(found)}")
+    require(
+        tuple(found.shape) == tuple(shape), f"{what}: expected shape {tuple(shape)}, got {tuple(found.shape)}"
+    )
+
+
+def require_like(found: Any, like: Tensor, what: str, shape: tuple[int, ...] | None = None) -> None:
+    """Of the same dtype, device and (unless another is given) shape."""
+    require_shape(found, tuple(like.shape) if shape is None else shape, what)
+    require(
+        found.dtype == like.dtype,
+        f"{what}: expected {_short(like.dtype)} as the input, got {_short(found.dtype)};"
+        " make constants with x.new_tensor(…) or .to(x), and leave x itself in its dtype",
+    )
+    require(
+        found.device == like.device, f"{what}: expected a tensor on {like.device}, got one on {found.device}"
+    )
+
+
+class Untouched:
+    """Copies of everything handed out, to be compared afterwards."""
+
+    def __init__(self, **inputs: Any) -> None:
+        self.inputs = inputs
+        self.copies = {name: snapshot(value) for name, value in inputs.items()}
+
+    def verify(self, by: str) -> None:
+        for name, value in self.inputs.items():
+            require(
+                same(value, self.copies[name]),
+                f"{by} changed its argument {name} in place; work on a copy, and avoid methods that end in _",
+            )
+
+
+def snapshot(value: Any) -> Any:
+    """A deep copy of tensors and containers."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [snapshot(item) for item in value]
+    return value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bitwise equality of nested data; NaN equals NaN."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        return torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal numbers that depend on the seed alone."""
+    return torch.randn(shape, dtype=torch.float64, generator=keyed_generator("check", seed)).to(dtype)
+
+
+def _a(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

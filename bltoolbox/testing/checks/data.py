@@ -1,0 +1,80 @@
+"""Properties of data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import Data
+from bltoolbox.testing.checks.base import Subject, fail, holds, require, same
+
+KIND = "data"
+#: Images looked at.
+MOST = 4
+
+
+def _ids(data: Data) -> list[int]:
+    return list(range(min(len(data), MOST)))
+
+
+@holds(KIND, "has a length")
+def length(subject: Subject) -> None:
+    data = subject()
+    require(len(data) > 0, "len(data) is 0; there must be at least one image")
+    last = len(data) - 1
+    require(len(data.clean([last])) == 1, f"clean([{last}]), the last image, must give one image")
+    require(isinstance(data.label(last), str), f"label({last}) must be text")
+
+
+@holds(KIND, "images are float32 in [0, 1]")
+def images(subject: Subject) -> None:
+    data = subject()
+    ids = _ids(data)
+    found = data.clean(ids)
+    if not isinstance(found, Tensor):
+        fail(f"clean({ids}) must return a tensor, not a {type(found).__name__}")
+    require(
+        found.ndim == 4 and len(found) == len(ids),
+        f"clean({ids}): expected shape ({len(ids)}, C, H, W), got {tuple(found.shape)}",
+    )
+    require(found.dtype == torch.float32, f"clean({ids}): expected float32, got {str(found.dtype)[6:]}")
+    require(found.device.type == "cpu", f"clean({ids}): expected a CPU tensor, got one on {found.device}")
+    require(bool(torch.isfinite(found).all()), f"clean({ids}) holds NaN or infinity")
+    low, high = float(found.min()), float(found.max())
+    hint = "; divide by 255" if high > 1.5 else ""
+    require(0 <= low and high <= 1, f"clean({ids}): expected values in [0, 1], got [{low:.4g}, {high:.4g}]{hint}")
+
+
+@holds(KIND, "same id, same image")
+def deterministic(subject: Subject) -> None:
+    first, second = subject(), subject()
+    ids = _ids(first)
+    require(
+        same(first.clean(ids), second.clean(ids)) and same(first.clean(ids), first.clean(ids)),
+        f"clean({ids}) differed between two calls; an image must depend on its id (and options) alone: no random crops",
+    )
+
+
+@holds(KIND, "an image does not depend on its batch")
+def batch_independent(subject: Subject) -> None:
+    data = subject()
+    ids = _ids(data)
+    together = data.clean(ids)
+    for position, id in enumerate(ids):
+        alone = data.clean([id])[0]
+        require(same(alone, together[position]), f"clean([{id}]) differs from the image in clean({ids})")
+    backwards = data.clean(ids[::-1])
+    require(same(backwards.flip(0), together), f"clean({ids[::-1]}) is not clean({ids}) in reverse order")
+
+
+@holds(KIND, "what it gives away is a copy")
+def copies(subject: Subject) -> None:
+    data = subject()
+    ids = _ids(data)
+    given = list(ids)
+    first = data.clean(given)
+    require(given == ids, "clean changed the list of ids that it was given")
+    kept = first.clone()
+    first.zero_()
+    message = "writing into the tensor that clean returned changed the images; return a copy"
+    require(same(data.clean(ids), kept), message)

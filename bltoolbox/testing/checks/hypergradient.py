@@ -1,0 +1,218 @@
+"""Properties of hypergradients, against a closed form and against finite differences of f."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import HypergradientEstimator, Theta
+from bltoolbox.problem import LowerLevel, UpperLoss, split
+from bltoolbox.results import Estimate
+from bltoolbox.tensors import norm
+from bltoolbox.testing.checks.base import (
+    NotApplicable,
+    Subject,
+    Untouched,
+    holds,
+    normal,
+    require,
+    require_close,
+    require_like,
+    same,
+)
+from bltoolbox.testing.checks.numerics import batches, describe_batch, difference, shifted
+from bltoolbox.testing.checks.partners import Bench, quadratic, smooth
+from bltoolbox.testing.reference import reference_solve
+
+KIND = "hypergradient"
+TIGHT = 1e-10
+
+
+def _weights(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.linspace(0.5, 1.5, count, dtype=dtype)
+
+
+def _ask(
+    estimator: HypergradientEstimator,
+    lower: LowerLevel,
+    x_true: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    tol: float = TIGHT,
+    warm: Tensor | None = None,
+) -> Estimate:
+    tols = torch.full_like(lower.mu, tol)
+    return estimator.estimate(lower, UpperLoss(x_true.to(x)), x, weights, tols, warm)
+
+
+def _closed(bench: Bench) -> tuple[Tensor, dict[str, Tensor]]:
+    """x̂ and ∇(Σ w_i g_i) by formula."""
+    assert bench.formula is not None
+    own, count = bench.own_theta, len(bench.y)
+    x = bench.formula.solution(own, bench.y)
+    mean = bench.formula.value_gradient(own, bench.y, bench.x_true, _weights(count))
+    return x, {f"regularizer.{name}": count * value for name, value in mean.items()}
+
+
+def _flat(parts: Theta) -> Tensor:
+    return torch.cat([parts[name].double().flatten() for name in sorted(parts)])
+
+
+@holds(KIND, "returns z for each parameter and a residual for each sample")
+def shapes(subject: Subject) -> None:
+    bench = quadratic(subject)
+    for dtype in (torch.float32, torch.float64):
+        lower = bench.lower(dtype)
+        x, _ = _closed(bench)
+        found = _ask(subject(), lower, bench.x_true, x.to(dtype), _weights(3, dtype), 1e-3)
+        require(isinstance(found, Estimate), f"estimate must return an Estimate, not a {type(found).__name__}")
+        names = list(lower.theta)
+        require(set(found.gradient) == set(names), f"gradient must have the names {names}, not {list(found.gradient)}")
+        for name, value in lower.theta.items():
+            require_like(found.gradient[name], value, f"gradient[{name!r}] in {str(dtype)[6:]}")
+        require_like(found.residual, lower.mu, f"residual in {str(dtype)[6:]} (one a sample)", (3,))
+        whole = found.iterations.shape == (3,) and not found.iterations.is_floating_point()
+        require(whole, "iterations must be whole numbers, one a sample")
+        if subject.cls.gives_adjoint:
+            require(found.adjoint is not None, "it returns no adjoint; set gives_adjoint = False")
+            require_like(found.adjoint, lower.y, f"adjoint in {str(dtype)[6:]}", tuple(x.shape))
+
+
+@holds(KIND, "points downhill")
+def downhill(subject: Subject) -> None:
+    bench = quadratic(subject)
+    x, expected = _closed(bench)
+    z, truth = _flat(_ask(subject(), bench.lower(), bench.x_true, x, _weights(3)).gradient), _flat(expected)
+    cosine = float(z @ truth / (z.norm() * truth.norm()).clamp_min(1e-300))
+    require(
+        cosine > 0.1,
+        f"−z does not point downhill on a quadratic problem: the cosine of z and ∇f is {cosine:.3g}, and should be"
+        " near 1; is the sign of the mixed derivative right (z = −∂_θ⟨∇h, q⟩)?",
+    )
+
+
+@holds(KIND, "equals the closed form")
+def closed_form(subject: Subject) -> None:
+    _exact(subject)
+    bench = quadratic(subject)
+    x, expected = _closed(bench)
+    z = _ask(subject(), bench.lower(), bench.x_true, x, _weights(3)).gradient
+    cause = "z = −Σ v_i ∂_θ⟨∇h_i, q_i⟩ with ∇²h q = ∇g; weights scale z, never the system"
+    what = f"z of a quadratic problem at tolerance {TIGHT:g}, with the weights 0.5, 1, 1.5"
+    require_close(_flat(z), _flat(expected), 1e-6, what, cause)
+
+
+@holds(KIND, "matches finite differences of f")
+def finite_differences(subject: Subject) -> None:
+    _exact(subject)
+    bench = smooth(subject, count=2)
+    start = bench.lower().start()
+    x = reference_solve(bench.lower(), start, 1e-12)
+    weights = _weights(2)
+    z = _ask(subject(), bench.lower(), bench.x_true, x, weights).gradient
+    z = bench.problem.project_gradient(z)
+    raw = {name: normal(*value.shape, seed=k) for k, (name, value) in enumerate(bench.theta.items())}
+    direction = bench.problem.project_gradient(raw)
+
+    def along(t: float) -> Tensor:
+        moved = bench.lower(theta=shifted(bench.theta, direction, t))
+        return weights @ UpperLoss(bench.x_true).value(reference_solve(moved, x, 1e-12))
+
+    claimed, quotient = float(_flat(z) @ _flat(direction)), float(difference(along, 1e-3))
+    require(
+        abs(claimed - quotient) <= 1e-4 * max(abs(quotient), 1e-3 * float(_flat(z).norm())),
+        f"⟨z, d⟩ for a random direction d at tolerance {TIGHT:g}: expected {quotient:.8g} from central"
+        f" differences of f, got {claimed:.8g}; declare exact = False if the estimate is biased by design",
+    )
+
+
+@holds(KIND, "the error shrinks with the tolerance")
+def converges(subject: Subject) -> None:
+    _exact(subject)
+    bench = quadratic(subject)
+    lower = bench.lower()
+    x, expected = _closed(bench)
+    slope = norm(bench.problem.regularizer.gradient(split(bench.theta, "regularizer"), x))
+    for tol in (1e-1, 1e-3, 1e-6, 1e-9):
+        found = _ask(subject(), lower, bench.x_true, x, _weights(3), tol)
+        if found.adjoint is not None:
+            true = norm(UpperLoss(bench.x_true).gradient(x) - lower.linearize(x).hvp(found.adjoint))
+            what = f"the residual reported at tolerance {tol:g}"
+            require_close(found.residual, true, 1e-3, what, "recompute ‖∇g − ∇²h q‖ from the q returned") if float(
+                true.max()
+            ) > 1e-13 else None
+        worst = float(found.residual.max())
+        require(worst <= 1.01 * tol, f"asked for a residual of {tol:g}, it stops at {worst:.3g}; raise its limit")
+        error = float((_flat(found.gradient) - _flat(expected)).norm())
+        # ‖Bᵀ(q − q*)‖ ≤ ‖B‖ tol/μ, and ‖B‖ ≤ ‖∇R‖ for an R that is linear in e^θ.
+        allowed = float((_weights(3) * slope / lower.mu).sum()) * tol + 1e-9 * float(_flat(expected).norm())
+        require(
+            error <= allowed,
+            f"at tolerance {tol:g} z is wrong by {error:.3g} on a quadratic problem, more than such a residual allows"
+            f" ({allowed:.3g}); declare exact = False if no tolerance makes it exact",
+        )
+
+
+@holds(KIND, "z is the weighted sum over samples, whatever the batch")
+def batch_independent(subject: Subject) -> None:
+    bench = smooth(subject)
+    lower = bench.lower()
+    x = reference_solve(lower, lower.start(), 1e-8)
+    weights = _weights(3)
+    estimator = subject()
+    together = _ask(estimator, lower, bench.x_true, x, weights)
+    total = torch.zeros_like(_flat(together.gradient))
+    for index in batches(3):
+        part = _ask(estimator, lower.take(index), bench.x_true[index], x[index], weights[index])
+        gap = int((part.iterations - together.iterations[index]).abs().max())
+        cause = "scalars and stopping must be one a sample"
+        counts = (part.iterations.tolist(), together.iterations[index].tolist())
+        require(gap <= 2, f"{describe_batch(index)} took {counts[0]} iterations, in a batch {counts[1]}; {cause}")
+        if len(index) == 1:
+            total = total + _flat(part.gradient)
+        else:
+            what = "z of the samples in reverse order"
+            require_close(_flat(part.gradient), _flat(together.gradient), 1e-6, what, cause)
+    what, cause = "z of a batch of 3 against the sum of those of its samples", "z = Σ weights_i z_i, not their mean"
+    require_close(_flat(together.gradient), total, 1e-6, what, cause)
+
+
+@holds(KIND, "a warm start changes the cost, not the result")
+def warm_start(subject: Subject) -> None:
+    bench = quadratic(subject)
+    x, _ = _closed(bench)
+    cold = _ask(subject(), bench.lower(), bench.x_true, x, _weights(3))
+    if cold.adjoint is None:
+        raise NotApplicable("it has no adjoint to start from")
+    warm = _ask(subject(), bench.lower(), bench.x_true, x, _weights(3), warm=cold.adjoint)
+    require_close(_flat(warm.gradient), _flat(cold.gradient), 1e-6, "z from the adjoint of the last call", "it
+    is only a start") require(
+        int(warm.iterations.sum()) <= int(cold.iterations.sum()),
+        f"started at the solution it takes {warm.iterations.tolist()} iterations, from zero {cold.iterations.tolist()}",
+    )
+
+
+@holds(KIND, "same input, same result")
+def deterministic(subject: Subject) -> None:
+    bench = quadratic(subject)
+    x, _ = _closed(bench)
+    first, second = (_ask(subject(), bench.lower(), bench.x_true, x, _weights(3)).gradient for _ in range(2))
+    require(same(first, second), "two estimators built alike gave different z for the same x")
+
+
+@holds(KIND, "inputs are left untouched")
+def untouched(subject: Subject) -> None:
+    bench = quadratic(subject)
+    x, _ = _closed(bench)
+    lower, weights, warm, tol = bench.lower(), _weights(3), 0.1 * normal(*x.shape), torch.full((3,), 1e-3).double()
+    upper = UpperLoss(bench.x_true)
+    guard = Untouched(x=x, y=lower.y, theta=lower.theta, weights=weights, tol=tol, warm=warm, x_true=bench.x_true)
+    subject().estimate(lower, upper, x, weights, tol, warm)
+    guard.verify("estimate")
+
+
+def _exact(subject: Subject) -> None:
+    if not subject.cls.exact:
+        raise NotApplicable("it declares exact = False")
+
+

@@ -1,0 +1,120 @@
+"""Numerical tools of the checks: finite differences that keep off kinks, spectra, images and parameters to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import Operator, Regularizer, Theta
+from bltoolbox.tensors import dot, expand, keyed_generator, norm
+from bltoolbox.testing.checks.base import NotApplicable, normal
+from bltoolbox.testing.problems import smooth_images
+
+#: Images to try, (C, H, W), the first that a component's ``check`` accepts: not square, for what mixes up the two.
+SHAPES = (
+    (3, 12, 14),
+    (2, 12, 14),
+    (3, 12, 12),
+    (1, 12, 14),
+    (3, 16, 16),
+    (2, 16, 16),
+    (3, 24, 24),
+    (3, 32, 32),
+    (1, 28, 28),
+    (2, 32, 32),
+    (3, 64, 64),
+    (1, 96, 96),
+)
+#: Up to this many pixels a Hessian is looked at as a matrix.
+DENSE = 600
+#: Lengths of difference steps. The error of the best one counts: a wrong derivative is wrong at all of them, while a
+#: kink spoils only the long ones and rounding only the short.
+STEPS = (1e-3, 1e-4, 1e-5, 1e-6)
+
+
+def fitting_shape(component: Regularizer | Operator) -> tuple[int, ...]:
+    for shape in SHAPES:
+        if component.check(shape) is None:
+            return shape
+    sizes = ", ".join("×".join(map(str, shape)) for shape in SHAPES)
+    raise NotApplicable(
+        f"check() refuses images of all sizes tried ({sizes}); make smaller ones its example()"
+    )
+
+
+def noisy_images(count: int, shape: Sequence[int], seed: int = 0, noise: float = 0.1) -> Tensor:
+    """In float64; smooth with an edge, noisy so that nothing is exactly at a kink."""
+    return smooth_images(count, shape, seed).double() + noise * normal(count, *shape, seed=seed)
+
+
+def parameters(component: Any, channels: int, seed: int = 0, vary: float = 0.1) -> dict[str, Tensor]:
+    """θ near the initial one, so that equal entries do not hide a mistake, projected to be admissible."""
+    theta = component.init_params(channels, keyed_generator("theta", seed))
+    moved = {}
+    for k, (name, value) in enumerate(theta.items()):
+        size = float(value.double().square().mean().sqrt()) or 1.0
+        moved[name] = value.double() + vary * size * normal(*value.shape, seed=1000 * seed + k)
+    return component.project(moved) if isinstance(component, Regularizer) else moved
+
+
+def cast(theta: Theta, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: value.to(dtype) for name, value in theta.items()}
+
+
+def difference(function: Callable[[float], Tensor], h: float) -> Tensor:
+    """The derivative at 0 of a function of a number, by central differences of fourth order."""
+    near, far = function(h) - function(-h), function(2 * h) - function(-2 * h)
+    return (8 * near - far) / (12 * h)
+
+
+def best_difference(function: Callable[[float], Tensor], claimed: Tensor) -> tuple[Tensor, float]:
+    """The difference quotient nearest to a claimed derivative, and its distance relative to the larger of the two."""
+    best, smallest = claimed, float("inf")
+    for h in STEPS:
+        quotient = difference(function, h)
+        size = max(float(quotient.norm()), float(claimed.norm()), 1e-300)
+        error = float((quotient - claimed).norm()) / size
+        if error < smallest or smallest == float("inf"):
+            best, smallest = quotient, error
+    return best, smallest
+
+
+def shifted(theta: Theta, direction: Theta, t: float) -> dict[str, Tensor]:
+    return {name: value + t * direction[name] for name, value in theta.items()}
+
+
+def extreme_eigenvalues(product: Callable[[Tensor], Tensor], like: Tensor) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of a symmetric map of images like (1, C, H, W).
+
+    Exact for small images; for larger ones Rayleigh quotients of a power iteration, which lie between the two.
+    """
+    if like.numel() <= DENSE:
+        units = torch.eye(like.numel(), dtype=like.dtype).view(-1, *like.shape[1:])
+        matrix = product(units).flatten(1)
+        values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
+        return float(values[0]), float(values[-1])
+    largest = _power(product, like, 0.0)
+    return largest + _power(product, like, -max(largest, 0.0)), largest
+
+
+def _power(product: Callable[[Tensor], Tensor], like: Tensor, shift: float) -> float:
+    """The eigenvalue of H + shift of largest modulus."""
+    v, value = normal(*like.shape, seed=5), 0.0
+    for _ in range(60):
+        v = v / expand(norm(v).clamp_min(1e-300), v)
+        image = product(v) + shift * v
+        value = float(dot(v, image))
+        v = image
+    return value
+
+
+def batches(count: int) -> list[Tensor]:
+    """Index sets: each sample alone, and all in another order."""
+    return [torch.tensor([i]) for i in range(count)] + [torch.arange(count).flip(0)]
+
+
+def describe_batch(index: Tensor) -> str:
+    return f"sample {int(index[0])} alone" if len(index) == 1 else "the samples in reverse order"

@@ -1,0 +1,245 @@
+"""Properties of operators, at the true θ (none) and, where they learn, near the initial one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import Operator
+from bltoolbox.tensors import dot, keyed_generator
+from bltoolbox.testing.checks.base import (
+    NotApplicable,
+    Subject,
+    Untouched,
+    fail,
+    holds,
+    normal,
+    require,
+    require_close,
+    require_like,
+    same,
+)
+from bltoolbox.testing.checks.numerics import (
+    batches,
+    best_difference,
+    cast,
+    describe_batch,
+    extreme_eigenvalues,
+    fitting_shape,
+    noisy_images,
+    parameters,
+    shifted,
+)
+from bltoolbox.testing.checks.regularizer_bounds import ACCEPTED
+
+KIND = "operator"
+COUNT = 3
+
+
+def thetas(operator: Operator, channels: int, dtype: torch.dtype = torch.float64) -> list[dict[str, Tensor]]:
+    """None, with which measurements are made, and one near the initial θ if there are parameters."""
+    learned = cast(parameters(operator, channels), dtype)
+    return [{}, learned] if learned else [{}]
+
+
+def images(operator: Operator, dtype: torch.dtype = torch.float64) -> Tensor:
+    return noisy_images(COUNT, fitting_shape(operator)).to(dtype)
+
+
+@holds(KIND, "same input, same result")
+def deterministic(subject: Subject) -> None:
+    first, second = subject(), subject()
+    x = images(first)
+    require(
+        same(first.apply(x, {}), second.apply(x, {})) and same(first.apply(x, {}), first.apply(x, {})),
+        "apply(x) differed between two calls with the same x; draw masks and kernels once, from a seed",
+    )
+    init = [one.init_params(x.shape[1], keyed_generator("θ", 0)) for one in (first, second)]
+    require(same(*init), "init_params with equal generators differed; draw only from the generator it is given")
+
+
+@holds(KIND, "linear in x")
+def linear(subject: Subject) -> None:
+    operator = subject()
+    x, other = images(operator), normal(*images(operator).shape, seed=3)
+    for theta in thetas(operator, x.shape[1]):
+        expected = 2 * operator.apply(x, theta) - 3 * operator.apply(other, theta)
+        cause = "A is linear; offsets, clipping and noise do not belong in apply"
+        require_close(operator.apply(2 * x - 3 * other, theta), expected, 1e-10, "apply(2x − 3x')", cause)
+
+
+@holds(KIND, "adjoint is exact")
+def adjoint(subject: Subject) -> None:
+    operator = subject()
+    x = images(operator)
+    for theta in thetas(operator, x.shape[1]):
+        image = operator.apply(x, theta)
+        y = normal(*image.shape, seed=4)
+        back = operator.adjoint(y, theta)
+        require_like(back, x, "adjoint(y)")
+        left, right = dot(image, y), dot(x, back)
+        worst = int((left - right).abs().argmax())
+        scale = float(image.norm() * y.norm())
+        require(
+            float((left - right).abs().max()) <= 1e-11 * scale,
+            f"adjoint is not that of apply: for random x and y ⟨Ax, y⟩ = {float(left[worst]):.8g}, but ⟨x, Aᵀy⟩ ="
+            f" {float(right[worst]):.8g}; look at the boundary rule, a flipped kernel, a missing factor",
+        )
+
+
+@holds(KIND, "a sample's result does not depend on its batch")
+def batch_independent(subject: Subject) -> None:
+    operator = subject()
+    x = images(operator)
+    y = operator.apply(x, {})
+    for name, given in (("apply", x), ("adjoint", y), ("start", y)):
+        method = getattr(operator, name)
+        together = method(given, {})
+        for index in batches(COUNT):
+            what = f"{name} of {describe_batch(index)} differs from the same in a batch of {COUNT}"
+            cause = "the first dimension is the sample, and nothing may mix samples"
+            require_close(method(given[index], {}), together[index], 1e-10, what, cause)
+
+
+@holds(KIND, "float32 and float64 are kept")
+def dtype_kept(subject: Subject) -> None:
+    operator = subject()
+    for dtype in (torch.float32, torch.float64):
+        x = images(operator, dtype)
+        for theta in thetas(operator, x.shape[1], dtype):
+            y = operator.apply(x, theta)
+            require_like(y, x, f"apply of {str(dtype)[6:]} images", tuple(y.shape))
+            require_like(operator.adjoint(y, theta), x, f"adjoint of {str(dtype)[6:]} measurements")
+            require_like(operator.start(y, theta), x, f"start of {str(dtype)[6:]} measurements")
+
+
+@holds(KIND, "inputs are left untouched")
+def untouched(subject: Subject) -> None:
+    operator = subject()
+    x = images(operator)
+    for theta in thetas(operator, x.shape[1]):
+        y = operator.apply(x, theta).clone()
+        for name, given in (("apply", x), ("adjoint", y), ("start", y)):
+            guard = Untouched(**{"x" if name == "apply" else "y": given, "theta": theta})
+            getattr(operator, name)(given, theta)
+            guard.verify(name)
+        guard = Untouched(y=y, noise=(noise := normal(*y.shape, seed=6)))
+        operator.add_noise(y, noise)
+        guard.verify("add_noise")
+
+
+@holds(KIND, "norm_bound is a true bound")
+def norm_bound(subject: Subject) -> None:
+    operator = subject()
+    x = images(operator)[:1]
+    shape, known = tuple(x.shape[1:]), False
+    for theta in thetas(operator, x.shape[1]):
+        bound = operator.norm_bound(theta, shape)
+        if bound is None:
+            continue
+        known = True
+        _, largest = extreme_eigenvalues(_normal_map(operator, theta), x)
+        require(
+            largest <= float(bound) * (1 + 1e-9) + 1e-12,
+            f"norm_bound(θ, {shape}) is {float(bound):.6g}, but ‖A‖² is {largest:.6g}: it must be an upper bound of the"
+            " square of the norm; a solver that trusts it will diverge",
+        )
+    if not known:
+        raise NotApplicable("no bound is known")
+
+
+@holds(KIND, "strong_convexity is a true bound")
+def strong_convexity(subject: Subject) -> None:
+    operator = subject()
+    x = images(operator)[:1]
+    shape, claimed = tuple(x.shape[1:]), False
+    for theta in thetas(operator, x.shape[1]):
+        bound = float(operator.strong_convexity(theta, shape))
+        require(bound >= 0, f"strong_convexity must not be negative, got {bound:.6g}; 0 says that none is known")
+        if bound == 0:
+            continue
+        claimed = True
+        smallest, _ = extreme_eigenvalues(_normal_map(operator, theta), x)
+        require(
+            smallest >= bound * (1 - 1e-9) - 1e-12,
+            f"strong_convexity is {bound:.6g}, but the smallest eigenvalue of AᵀA is {smallest:.6g}: it must be a lower"
+            " bound, else accuracies are called certified that are not",
+        )
+    if not claimed:
+        raise NotApplicable("none is claimed")
+
+
+@holds(KIND, "start is an image")
+def start(subject: Subject) -> None:
+    operator = subject()
+    x = images(operator)
+    for theta in thetas(operator, x.shape[1]):
+        found = operator.start(operator.apply(x, theta), theta)
+        require_like(found, x, "start(y)")
+        require(bool(torch.isfinite(found).all()), "start(y) is not finite")
+
+
+@holds(KIND, "add_noise adds no more than the noise")
+def add_noise(subject: Subject) -> None:
+    operator = subject()
+    y = operator.apply(images(operator), {})
+    silent = operator.add_noise(y, torch.zeros_like(y))
+    require_close(silent, y, 1e-12, "add_noise(y, 0)", "without noise y stays as it is")
+    noise = normal(*y.shape, seed=8)
+    change = operator.add_noise(y, noise) - y
+    good = bool(((change - noise).abs() <= 1e-9).logical_or(change.abs() <= 1e-9).all())
+    require(good, "add_noise must leave an entry of y as it is or add exactly its noise, which keeps σ what it says")
+
+
+@holds(KIND, "apply is differentiable in θ")
+def differentiable(subject: Subject) -> None:
+    operator = subject()
+    x = images(operator)
+    theta = parameters(operator, x.shape[1])
+    if not theta:
+        raise NotApplicable("it has no parameters")
+    u = normal(*operator.apply(x, theta).shape, seed=9)
+    leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
+    total = dot(operator.apply(x, leaves), u).sum()
+    require(total.requires_grad, "apply must be differentiable in θ; avoid detach, .item() and no_grad")
+    found = torch.autograd.grad(total, list(leaves.values()))
+    direction = {name: normal(*value.shape, seed=10) for name, value in theta.items()}
+    claimed = torch.stack([(g * d).sum() for g, d in zip(found, direction.values(), strict=True)]).sum()
+
+    def along(t: float) -> Tensor:
+        return dot(operator.apply(x, shifted(theta, direction, t)), u).sum()
+
+    quotient, error = best_difference(along, claimed)
+    require(
+        error <= 1e-5,
+        f"the derivative of ⟨A_θ x, u⟩ in θ: expected {float(quotient):.6g} from finite differences, got"
+        f" {float(claimed):.6g} from autograd; a part of apply may not depend on θ for autograd",
+    )
+
+
+@holds(KIND, "check speaks for the images that cannot be measured")
+def check_respected(subject: Subject) -> None:
+    operator = subject()
+    for shape in ACCEPTED:
+        sentence = operator.check(shape)
+        if sentence is not None:
+            good = isinstance(sentence, str) and bool(sentence.strip())
+            require(good, f"check({shape}) must return None or a sentence, got {sentence!r}")
+            continue
+        size = "×".join(map(str, shape))
+        try:
+            x = noisy_images(2, shape)
+            back = operator.start(operator.apply(x, {}), {})
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            fail(
+                f"check accepts images of {size}, but measuring them raises {type(error).__name__} ({reason});"
+                " let check return a sentence for such images"
+            )
+        require_like(back, x, f"start(apply(x)) of images of {size}")
+
+
+def _normal_map(operator: Operator, theta: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda v: operator.adjoint(operator.apply(v, theta), theta)

@@ -1,0 +1,264 @@
+"""Properties of regularizers: energies and their derivatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import Regularizer, Theta
+from bltoolbox.tensors import dot, keyed_generator
+from bltoolbox.testing.checks.base import (
+    Subject,
+    Untouched,
+    fail,
+    holds,
+    normal,
+    require,
+    require_close,
+    require_like,
+    same,
+)
+from bltoolbox.testing.checks.numerics import (
+    batches,
+    best_difference,
+    cast,
+    describe_batch,
+    fitting_shape,
+    noisy_images,
+    parameters,
+    shifted,
+)
+
+KIND = "regularizer"
+COUNT = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A regularizer with θ, noisy images x and directions."""
+
+    regularizer: Regularizer
+    theta: dict[str, Tensor]
+    x: Tensor
+    v: Tensor
+    q: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+
+def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
+    regularizer = subject()
+    shape = fitting_shape(regularizer)
+    theta = cast(parameters(regularizer, shape[0]), dtype)
+    x = noisy_images(COUNT, shape).to(dtype)
+    v, q = (normal(COUNT, *shape, seed=seed, dtype=dtype) for seed in (11, 12))
+    return Trial(regularizer, theta, x, v, q)
+
+
+def everything(one: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
+    """All that a regularizer says of images, by what a report calls it."""
+    x, v, q = (part if index is None else part[index] for part in (one.x, one.v, one.q))
+    return {
+        "energy": one.regularizer.energy(one.theta, x),
+        "gradient": one.regularizer.gradient(one.theta, x),
+        "linearize(x)(v)": one.regularizer.linearize(one.theta, x)(v),
+        "pairing": one.regularizer.pairing(one.theta, x, q),
+    }
+
+
+@holds(KIND, "initial parameters are float64 and depend on the generator alone")
+def initial_parameters(subject: Subject) -> None:
+    first = subject()
+    channels = fitting_shape(first)[0]
+    theta, again = (one.init_params(channels, keyed_generator("θ", 0)) for one in (first, subject()))
+    for name, value in theta.items():
+        good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
+        require(good, f"init_params must give float64 CPU tensors, but {name!r} is {_shown(value)}")
+        require(bool(torch.isfinite(value).all()), f"init_params gives NaN or infinity in {name!r}")
+    require(
+        same(theta, again),
+        "init_params called twice with equal generators gave different θ; draw only from the generator it is given",
+    )
+
+
+@holds(KIND, "energy is one number a sample")
+def energy_shape(subject: Subject) -> None:
+    one = trial(subject)
+    energy = one.regularizer.energy(one.theta, one.x)
+    require_like(
+        energy, one.x, f"energy of {COUNT} images (sum over pixels, not over the batch)", (COUNT,)
+    )
+    require(
+        bool(torch.isfinite(energy).all()), f"energy of noisy images in [0, 1] is not finite: {energy.tolist()}"
+    )
+
+
+@holds(KIND, "same input, same result")
+def deterministic(subject: Subject) -> None:
+    first, second = everything(trial(subject)), everything(trial(subject))
+    for name, value in first.items():
+        require(
+            same(value, second[name]),
+            f"{name} of the same x and θ differed between two components built alike; is something drawn at random?",
+        )
+
+
+@holds(KIND, "a sample's result does not depend on its batch")
+def batch_independent(subject: Subject) -> None:
+    one = trial(subject)
+    together = everything(one)
+    for index in batches(COUNT):
+        for name, value in everything(one, index).items():
+            require_close(
+                value,
+                together[name][index],
+                1e-10,
+                f"{name} of {describe_batch(index)} differs from the same in a batch of {COUNT}",
+                "sums and means must leave out the first dimension",
+            )
+
+
+@holds(KIND, "float32 and float64 are kept")
+def dtype_kept(subject: Subject) -> None:
+    for dtype in (torch.float32, torch.float64):
+        one = trial(subject, dtype)
+        for name, value in everything(one).items():
+            shape = tuple(one.x.shape) if value.ndim > 1 else (COUNT,)
+            require_like(value, one.x, f"{name} of {str(dtype)[6:]} images", shape)
+
+
+@holds(KIND, "inputs are left untouched")
+def untouched(subject: Subject) -> None:
+    one = trial(subject)
+    for name in ("energy", "gradient", "linearize", "pairing", "project", "project_gradient"):
+        guard = Untouched(theta=one.theta, x=one.x, v=one.v, q=one.q)
+        if name == "linearize":
+            one.regularizer.linearize(one.theta, one.x)(one.v)
+        elif name == "pairing":
+            one.regularizer.pairing(one.theta, one.x, one.q)
+        elif name.startswith("project"):
+            getattr(one.regularizer, name)(one.theta)
+        else:
+            getattr(one.regularizer, name)(one.theta, one.x)
+        guard.verify(name)
+
+
+@holds(KIND, "gradient matches finite differences of the energy")
+def gradient(subject: Subject) -> None:
+    one = trial(subject)
+    claimed = dot(one.regularizer.gradient(one.theta, one.x), one.v)
+
+    def along(t: float) -> Tensor:
+        return one.regularizer.energy(one.theta, one.x + t * one.v)
+
+    quotient, error = best_difference(along, claimed)
+    if not error <= 1e-5:
+        _derivative_fails("⟨gradient(θ, x), v⟩", "differences of the energy along v", claimed, quotient)
+
+
+@holds(KIND, "Hessian products match finite differences of the gradient")
+def hessian(subject: Subject) -> None:
+    one = trial(subject)
+    claimed = one.regularizer.linearize(one.theta, one.x)(one.v)
+
+    def along(t: float) -> Tensor:
+        return one.regularizer.gradient(one.theta, one.x + t * one.v)
+
+    quotient, error = best_difference(along, claimed)
+    if not error <= 1e-4:
+        _derivative_fails("⟨v, linearize(θ, x)(v)⟩", "differences of the gradient along v",
+                          dot(one.v, claimed), dot(one.v, quotient))  # fmt: skip
+
+
+@holds(KIND, "Hessian products are linear, symmetric and can be split")
+def hessian_symmetric(subject: Subject) -> None:
+    one = trial(subject)
+    product = one.regularizer.linearize(one.theta, one.x)
+    of_v, of_q = product(one.v), product(one.q)
+    require_close(
+        product(2 * one.v - 3 * one.q), 2 * of_v - 3 * of_q, 1e-9, "linearize(θ, x)(2v − 3q)",
+        "a Hessian product is linear in v; what depends on x belongs before it",
+    )  # fmt: skip
+    left, right = dot(of_v, one.q), dot(one.v, of_q)
+    size = float(of_v.norm() * one.q.norm()) + 1e-300
+    require(
+        float((left - right).abs().max()) <= 1e-9 * size,
+        f"the Hessian is not symmetric: ⟨Hv, q⟩ = {left.tolist()}, ⟨v, Hq⟩ = {right.tolist()};"
+        " the adjoint of a filter or its boundary rule may be wrong",
+    )
+    if hasattr(product, "take"):
+        index = torch.tensor([2, 0])
+        require_close(
+            product.take(index)(one.v[index]), of_v[index], 1e-10, "linearize(θ, x).take([2, 0])",
+            "take must select what was kept for each sample",
+        )  # fmt: skip
+
+
+@holds(KIND, "pairing is ⟨gradient, q⟩, linear in q")
+def pairing(subject: Subject) -> None:
+    one = trial(subject)
+    regularizer, theta = one.regularizer, one.theta
+    expected = dot(regularizer.gradient(theta, one.x), one.q)
+    found = regularizer.pairing(theta, one.x, one.q)
+    require_close(found, expected, 1e-8, "pairing(θ, x, q)", "it must be ⟨∇R_θ(x), q⟩ of each sample")
+    mixed = regularizer.pairing(theta, one.x, 2 * one.q - 3 * one.v)
+    parts = 2 * found - 3 * regularizer.pairing(theta, one.x, one.v)
+    require_close(mixed, parts, 1e-8, "pairing(θ, x, 2q − 3v)", "pairing is linear in q")
+
+
+@holds(KIND, "the θ-derivative of pairing matches finite differences")
+def mixed_derivative(subject: Subject) -> None:
+    one = trial(subject)
+    derivative = _pairing_derivative(one)
+    for k, (name, value) in enumerate(one.theta.items()):
+        direction = {other: torch.zeros_like(part) for other, part in one.theta.items()}
+        direction[name] = normal(*value.shape, seed=40 + k) / value.numel() ** 0.5
+        claimed = (derivative[name] * direction[name]).sum()
+
+        def along(t: float, d: Theta = direction) -> Tensor:
+            return dot(one.regularizer.gradient(shifted(one.theta, d, t), one.x), one.q).sum()
+
+        quotient, error = best_difference(along, claimed)
+        absolute = abs(float(quotient - claimed))
+        if not (error <= 1e-4 or absolute <= 1e-9):
+            _derivative_fails(f"the derivative of pairing in θ[{name!r}]", "differences of ⟨gradient(θ, x), q⟩ in θ",
+                              claimed.reshape(1), quotient.reshape(1))  # fmt: skip
+    each = one.regularizer.pairing_gradients(one.theta, one.x, one.q)
+    for name, whole in derivative.items():
+        cause = "each entry needs a leading sample dimension; their sum is the derivative of the summed pairing"
+        require_close(each[name].sum(0), whole, 1e-8, f"pairing_gradients[{name!r}] summed over samples", cause)
+
+
+def _pairing_derivative(one: Trial) -> dict[str, Tensor]:
+    leaves = {name: value.clone().requires_grad_() for name, value in one.theta.items()}
+    total = one.regularizer.pairing(leaves, one.x, one.q).sum()
+    if not total.requires_grad:
+        fail("pairing is not differentiable in θ; compute it from θ with torch operations, without detach or .item()")
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves.items(), found, strict=True)
+    return {name: torch.zeros_like(leaf) if part is None else part for (name, leaf), part in pairs}
+
+
+def _derivative_fails(what: str, than: str, claimed: Tensor, quotient: Tensor) -> None:
+    """The sentence, with the factor if it is the same for all samples."""
+    worst = int((claimed - quotient).abs().argmax())
+    ratio = claimed / quotient
+    factor = ""
+    if bool(torch.isfinite(ratio).all()) and float((ratio - ratio.mean()).abs().max()) < 1e-3 * abs(
+        float(ratio.mean())
+    ):
+        factor = f"; it is {float(ratio.mean()):.4g} times too large, so a constant factor is wrong"
+    fail(
+        f"{what} of noisy images: expected {float(quotient[worst]):.6g} from {than},"
+        f" got {float(claimed[worst]):.6g}{factor or '; the formula and the energy do not belong together'}"
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype)[6:]} on {value.device}"
+    return f"a {type(value).__name__}"

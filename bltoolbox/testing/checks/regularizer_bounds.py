@@ -1,0 +1,190 @@
+"""Properties of regularizers: convexity, constants, majorants, constraints, and which images they accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from bltoolbox.interfaces import Theta
+from bltoolbox.tensors import dot, keyed_generator
+from bltoolbox.testing.checks.base import NotApplicable, Subject, fail, holds, normal, require, require_close
+from bltoolbox.testing.checks.numerics import extreme_eigenvalues, noisy_images
+from bltoolbox.testing.checks.regularizer import COUNT, KIND, Trial, trial
+
+#: Images of any size that ``check`` accepts must work.
+ACCEPTED = ((3, 12, 14), (1, 12, 14), (3, 4, 4), (3, 2, 3), (2, 8, 8), (3, 9, 5), (1, 33, 20))
+
+
+@holds(KIND, "convex along segments")
+def convex(subject: Subject) -> None:
+    if not subject.cls.convex:
+        raise NotApplicable("it declares convex = False")
+    one = trial(subject)
+    for seed, length in enumerate((1e-2, 0.1, 1.0, 10.0)):
+        a = one.x
+        b = a + length * normal(*a.shape, seed=seed) if seed % 2 else noisy_images(COUNT, one.shape, 50 + seed)
+        for t in (0.25, 0.5, 0.75):
+            inner = one.regularizer.energy(one.theta, (1 - t) * a + t * b)
+            ends = (one.regularizer.energy(one.theta, p) for p in (a, b))
+            chord = (1 - t) * next(ends) + t * next(ends)
+            above = float((inner - chord).max())
+            scale = float(chord.abs().max()) + float(inner.abs().max())
+            require(
+                above <= 1e-11 * scale,
+                f"R is not convex in x: at {t} of a segment of noisy images it lies {above:.3g} above the chord, which"
+                " should be at or below it; constrain the parameters, or declare convex = False",
+            )
+
+
+@holds(KIND, "lipschitz is a true bound")
+def lipschitz(subject: Subject) -> None:
+    one = trial(subject)
+    known = one.regularizer.lipschitz(one.theta, one.shape)
+    if known is None:
+        raise NotApplicable("no Lipschitz constant is known")
+    bound = float(known)
+    for where, largest in _largest_curvatures(one):
+        require(
+            largest <= bound * (1 + 1e-6) + 1e-12,
+            f"lipschitz(θ, {one.shape}) is {bound:.6g}, but at {where} ∇²R has the eigenvalue {largest:.6g}:"
+            " it must bound ‖∇²R‖ for every image; a solver that trusts it will diverge",
+        )
+
+
+@holds(KIND, "strong_convexity is a true bound")
+def strong_convexity(subject: Subject) -> None:
+    one = trial(subject)
+    bound = float(one.regularizer.strong_convexity(one.theta, one.shape))
+    require(bound >= 0, f"strong_convexity must not be negative, got {bound:.6g}; 0 says that none is known")
+    if bound == 0:
+        raise NotApplicable("none is claimed")
+    for where, x in _points(one).items():
+        product = _product(one, x)
+        smallest, _ = extreme_eigenvalues(product, x)
+        require(
+            smallest >= bound * (1 - 1e-6),
+            f"strong_convexity is {bound:.6g}, but at {where} ∇²R has the eigenvalue {smallest:.6g}:"
+            " it must be a lower bound for every image, else accuracies are called certified that are not",
+        )
+
+
+@holds(KIND, "analyse, synthesise and majorant belong to the energy")
+def majorant(subject: Subject) -> None:
+    one = trial(subject)
+    regularizer, theta, x = one.regularizer, one.theta, one.x
+    wanted = ("analyse", "synthesise", "majorant")
+    offered = [method for method in wanted if regularizer.offers(method)]
+    if not offered:
+        raise NotApplicable("it has no half-quadratic structure")
+    require(len(offered) == 3, f"it has {', '.join(offered)}, but a solver needs all of {', '.join(wanted)}")
+    t = regularizer.analyse(theta, x)
+    u = normal(*t.shape, seed=21)
+    back = regularizer.synthesise(theta, u, one.shape)
+    left, right = dot(t, u), dot(x, back)
+    require_close(right, left, 1e-9, "⟨x, synthesise(t)⟩ against ⟨analyse(x), t⟩", "they must be adjoint")
+    weights = regularizer.majorant(theta, t)
+    require(bool((weights >= 0).all()), "majorant weights must not be negative")
+    gradient = regularizer.synthesise(theta, weights * t, one.shape)
+    expected = regularizer.gradient(theta, x)
+    require_close(
+        gradient, expected, 1e-8, "synthesise(majorant(t)·t)", "w(t) = ψ'(t)/t makes it the gradient of R"
+    )
+    for length in (1e-2, 0.1, 1.0):
+        step = length * normal(*x.shape, seed=22)
+        t_step = regularizer.analyse(theta, step)
+        parabola = regularizer.energy(theta, x) + dot(gradient, step) + 0.5 * dot(weights * t_step, t_step)
+        over = float((regularizer.energy(theta, x + step) - parabola).max())
+        require(
+            over <= 1e-10 * float(parabola.abs().max()),
+            f"the majorant is not above R: a step of size {length:g} gets {over:.3g} above the parabola, so that a"
+            " majorise–minimise solver may climb; ψ'(t)/t must decrease in |t|",
+        )
+
+
+@holds(KIND, "project and project_gradient are projections")
+def projections(subject: Subject) -> None:
+    one = trial(subject)
+    start = one.regularizer.init_params(one.shape[0], keyed_generator("θ", 0))
+    _same_theta(one.regularizer.project(start), start, "project(init_params(…))", "the initial θ must be admissible")
+    once = one.regularizer.project(_like(start, 31))
+    cause = "projecting twice must change nothing more"
+    _same_theta(one.regularizer.project(once), once, "project(project(θ))", cause)
+    a, b = _like(start, 32), _like(start, 33)
+    of_a, of_b = one.regularizer.project_gradient(a), one.regularizer.project_gradient(b)
+    _same_theta(one.regularizer.project_gradient(of_a), of_a, "project_gradient(project_gradient(z))", cause)
+    combined = one.regularizer.project_gradient({name: 2 * a[name] - 3 * b[name] for name in a})
+    parts = {name: 2 * of_a[name] - 3 * of_b[name] for name in a}
+    _same_theta(combined, parts, "project_gradient(2a − 3b)", "it is for linear constraints; others belong in project")
+    left, right = _inner(of_a, b), _inner(a, of_b)
+    require(
+        abs(left - right) <= 1e-9 * (_inner(a, a) * _inner(b, b)) ** 0.5,
+        f"project_gradient is not symmetric: ⟨Pa, b⟩ = {left:.6g}, ⟨a, Pb⟩ = {right:.6g};"
+        " an orthogonal projection is",
+    )
+
+
+@holds(KIND, "check speaks for the images that cannot be treated")
+def check_respected(subject: Subject) -> None:
+    regularizer = subject()
+    for shape in ACCEPTED:
+        size = "×".join(map(str, shape))
+        sentence = regularizer.check(shape)
+        if sentence is not None:
+            good = isinstance(sentence, str) and bool(sentence.strip())
+            require(good, f"check({shape}) must return None or a sentence, got {sentence!r}")
+            continue
+        try:
+            theta = regularizer.init_params(shape[0], keyed_generator("θ", 0))
+            value = regularizer.energy(theta, noisy_images(2, shape))
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            fail(
+                f"check accepts images of {size}, but energy raises {type(error).__name__} there ({reason});"
+                " let check return a sentence for such images"
+            )
+        require(bool(torch.isfinite(value).all()), f"check accepts images of {size}, but energy is not finite there")
+
+
+def _points(one: Trial) -> dict[str, torch.Tensor]:
+    """Where curvature is looked at: smoothed absolute values are steepest at flat images."""
+    return {
+        "a noisy image": one.x[:1],
+        "the zero image": torch.zeros_like(one.x[:1]),
+        "a nearly flat image": 0.5 + 1e-3 * one.v[:1],
+    }
+
+
+def _product(one: Trial, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    def product(v: torch.Tensor) -> torch.Tensor:
+        return one.regularizer.linearize(one.theta, x.expand(len(v), *x.shape[1:]))(v)
+
+    return product
+
+
+def _largest_curvatures(one: Trial) -> list[tuple[str, float]]:
+    found = [
+        (where, extreme_eigenvalues(_product(one, x), x)[1]) for where, x in _points(one).items()
+    ]
+    near = one.x + 1e-4 * one.v
+    change = one.regularizer.gradient(one.theta, near) - one.regularizer.gradient(one.theta, one.x)
+    quotient = float((dot(change, one.v) / (1e-4 * dot(one.v, one.v))).max())
+    return [*found, ("a noisy image, by a difference of gradients,", quotient)]
+
+
+def _like(theta: Theta, seed: int) -> dict[str, torch.Tensor]:
+    return {name: normal(*value.shape, seed=seed + 7 * k) for k, (name, value) in enumerate(theta.items())}
+
+
+def _same_theta(found: Theta, expected: Theta, what: str, cause: str) -> None:
+    names = list(found)
+    require(set(names) == set(expected), f"{what} has the parameters {names} instead of {list(expected)}")
+    for name in names:
+        if expected[name].numel():
+            require_close(found[name], expected[name], 1e-9, f"{what}[{name!r}]", cause)
+
+
+def _inner(a: Theta, b: Theta) -> float:
+    return float(sum((a[name] * b[name]).sum() for name in a))
+
+

@@ -1,0 +1,152 @@
+"""Properties of samplers. Expectations are over seeds, at each of the first steps."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import Sampler
+from bltoolbox.results import Batch
+from bltoolbox.testing.checks.base import NotApplicable, Subject, Untouched, fail, holds, require, same
+
+KIND = "sampler"
+#: Numbers of training samples to try: the first that the sampler accepts.
+SIZES = (6, 40, 150, 600)
+SEEDS = 1500
+STEPS = 3
+#: Chance that a sound sampler fails "E[v] = 1", over all statistics together; the seeds are fixed.
+FALSE_ALARM = 1e-7
+
+
+def _start(sampler: Sampler, seed: int = 0) -> tuple[int, dict[str, Any]]:
+    reason = ""
+    for m in SIZES:
+        try:
+            return m, sampler.init(m, seed)
+        except ValueError as error:
+            reason = str(error)
+    raise NotApplicable(f"it accepts none of {SIZES} training samples ({reason}); give a smaller example()")
+
+
+def _draw(sampler: Sampler, seed: int, steps: int) -> list[Batch]:
+    _, state = _start(sampler, seed)
+    found = []
+    for _ in range(steps):
+        batch, state = sampler.next(state)
+        found.append(batch)
+    return found
+
+
+@holds(KIND, "ids are valid and weights positive")
+def valid(subject: Subject) -> None:
+    sampler = subject()
+    m, _ = _start(sampler)
+    for seed in range(5):
+        for k, batch in enumerate(_draw(sampler, seed, 10)):
+            ids, weights = list(batch.ids), list(batch.weights)
+            where = f"step {k} with seed {seed} of {m} samples"
+            require(len(ids) == len(weights), f"{where}: {len(ids)} ids but {len(weights)} weights")
+            good = all(isinstance(i, int) and 0 <= i < m for i in ids)
+            hint = "a tensor becomes a list by tolist()"
+            require(good, f"{where}: ids must be int in 0 … {m - 1}, got {ids}; {hint}")
+            hint = "name it once, with the summed weight"
+            require(len(set(ids)) == len(ids), f"{where}: an id is twice in {ids}; {hint}")
+            fine = all(isinstance(w, float | int) and 0 < w < math.inf for w in weights)
+            hint = "leave out ids of weight 0"
+            require(fine, f"{where}: weights must be positive numbers, got {weights}; {hint}")
+
+
+@holds(KIND, "E[v_i] = 1 at each step")
+def unbiased(subject: Subject) -> None:
+    sampler = subject()
+    m, _ = _start(sampler)
+    v = torch.zeros(SEEDS, STEPS, m, dtype=torch.float64)
+    for seed in range(SEEDS):
+        for k, batch in enumerate(_draw(sampler, seed, STEPS)):
+            v[seed, k, list(batch.ids)] = torch.tensor(list(batch.weights), dtype=torch.float64)
+    # Each sample at each step, and their mean, whose variance is smaller and often zero.
+    statistics = torch.cat([v, v.mean(2, keepdim=True)], dim=2)
+    mean, slack = statistics.mean(0), _slack(statistics)
+    excess = ((mean - 1).abs() - slack).flatten()
+    worst = int(excess.argmax())
+    k, i = divmod(worst, m + 1)
+    if float(excess[worst]) > 0:
+        who = f"v of sample {i}" if i < m else f"the mean of v over all {m} samples"
+        fail(
+            f"E[v] ≠ 1: over {SEEDS} seeds {who} at step {k} has the mean {float(mean[k, i]):.4f}, and 1 ±"
+            f" {float(slack[k, i]):.4f} is what chance allows; v_i must be 1/P(i is drawn), also for a short last batch"
+        )
+
+
+def _slack(samples: Tensor) -> Tensor:
+    """Empirical Bernstein bound (Maurer & Pontil 2009) on |mean − E|; rounding where nothing is random."""
+    count = len(samples)
+    log = math.log(4 * samples[0].numel() / FALSE_ALARM)
+    spread = samples.amax(0) - samples.amin(0)
+    return (2 * samples.var(0) * log / count).sqrt() + 7 * spread * log / (3 * (count - 1)) + 1e-9
+
+
+@holds(KIND, "same seed, same draws")
+def deterministic(subject: Subject) -> None:
+    first, second = ([_plain(batch) for batch in _draw(subject(), 3, 8)] for _ in range(2)) require(same(first,
+    second), "two samplers with the same seed drew different batches; use a generator keyed by seed")
+
+
+@holds(KIND, "the state survives saving, and draws go on as before")
+def restorable(subject: Subject) -> None:
+    sampler = subject()
+    _, state = _start(sampler, 5)
+    for _ in range(3):
+        _, state = sampler.next(state)
+    restored = reload(state)
+    for k in range(5):
+        (batch, state), (again, restored) = sampler.next(state), subject().next(restored)
+        require(
+            same(_plain(batch), _plain(again)),
+            f"{k + 1} draws after its state was saved and loaded it draws {_plain(again)} instead of {_plain(batch)};"
+            " whatever it needs must be in the state, not in self",
+        )
+
+
+@holds(KIND, "next leaves its state untouched")
+def untouched(subject: Subject) -> None:
+    sampler = subject()
+    _, state = _start(sampler, 2)
+    for _ in range(4):
+        guard = Untouched(state=state)
+        _, after = sampler.next(state)
+        guard.verify("next")
+        state = after
+
+
+@holds(KIND, "full says whether every batch is all samples")
+def full(subject: Subject) -> None:
+    sampler = subject()
+    if not subject.cls.full:
+        raise NotApplicable("it declares full = False")
+    m, _ = _start(sampler)
+    for batch in _draw(sampler, 0, 3):
+        complete = sorted(batch.ids) == list(range(m)) and all(w == 1 for w in batch.weights)
+        require(complete, f"it declares full = True, but a batch of {m} samples has {_plain(batch)}")
+
+
+def reload(state: Any) -> Any:
+    """Through ``torch.save`` and back, as a checkpoint goes; only plain numbers and tensors come through."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(state, buffer)
+        buffer.seek(0)
+        return torch.load(buffer, weights_only=True)
+    except Exception as error:
+        fail(
+            f"the state cannot be saved and loaded again ({type(error).__name__}); keep to numbers, text, tensors, and"
+            " lists and dicts of them"
+        )
+
+
+def _plain(batch: Batch) -> list[list[Any]]:
+    return [list(batch.ids), list(batch.weights)]

@@ -1,0 +1,223 @@
+"""Properties of lower-level solvers, on a quadratic with a closed form and on a smooth energy without one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.interfaces import LowerSolver
+from bltoolbox.loop import solve
+from bltoolbox.problem import LowerLevel
+from bltoolbox.results import Solution, Status
+from bltoolbox.tensors import norm, take
+from bltoolbox.testing.checks.base import (
+    NotApplicable,
+    Subject,
+    Untouched,
+    fail,
+    holds,
+    normal,
+    require,
+    require_close,
+    require_like,
+    same,
+)
+from bltoolbox.testing.checks.numerics import batches, describe_batch
+from bltoolbox.testing.checks.partners import Bench, quadratic, smooth
+
+KIND = "lower_solver"
+TOL = 1e-8
+LIMIT = 20_000
+STEPS = 6
+
+
+@holds(KIND, "reaches its tolerance on a quadratic")
+def closed_form(subject: Subject) -> None:
+    bench = quadratic(subject)
+    assert bench.formula is not None
+    lower = bench.lower()
+    solution = converged(subject(), lower, "a quadratic of condition 6")
+    expected = bench.formula.solution(bench.own_theta, bench.y)
+    distance, allowed = norm(solution.x - expected), 1.01 * TOL / lower.mu
+    require(
+        bool((distance <= allowed).all()),
+        f"x is {float(distance.max()):.3g} away from the minimiser of a quadratic, and at most tol/μ ="
+        f" {float(allowed.min()):.3g} is possible at the residual it reports; is the residual that of x?",
+    )
+
+
+@holds(KIND, "no perturbation improves the energy")
+def optimal(subject: Subject) -> None:
+    lower = smooth(subject).lower()
+    solution = converged(subject(), lower, "a smooth convex energy")
+    least = lower.energy(solution.x)
+    for seed, length in enumerate((1e-1, 1e-2, 1e-3)):
+        moved = lower.energy(solution.x + length * normal(*solution.x.shape, seed=seed))
+        gain = float((least - moved).max())
+        require(
+            gain <= 1e-12 * float(least.abs().max()),
+            f"a random step of size {length:g} away from the solution lowers the energy by {gain:.3g}:"
+            " the solution is no minimiser",
+        )
+
+
+@holds(KIND, "the residual is the gradient norm at the same x")
+def residual(subject: Subject) -> None:
+    for bench in _benches(subject):
+        lower, solver = bench.lower(), subject()
+        state = solver.init(lower, lower.start())
+        for k in range(STEPS + 1):
+            require_close(
+                state.residual,
+                lower.residual(state.x),
+                1e-6,
+                f"the residual of the state after {k} steps",
+                "it must be lower.residual(x) at the very x of the same state",
+            )
+            with torch.no_grad():
+                state = solver.step(lower, state)
+
+
+@holds(KIND, "states are records of tensors, one row a sample")
+def compactable(subject: Subject) -> None:
+    for bench in _benches(subject):
+        lower, solver = bench.lower(), subject()
+        state = _advance(solver, lower, 2)
+        require(dataclasses.is_dataclass(state), f"the state must be a dataclass, not a {type(state).__name__}")
+        count = len(bench.y)
+        for field in dataclasses.fields(state):
+            value = getattr(state, field.name)
+            good = value is None or (isinstance(value, Tensor) and value.ndim > 0 and len(value) == count)
+            shown = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
+            require(
+                good,
+                f"field {field.name!r} of the state must be a tensor with {count} rows, one a sample (or None), not"
+                f" {shown}: the loop keeps the rows of the samples that are not finished",
+            )
+        index = torch.tensor([2, 0])
+        with torch.no_grad():
+            whole, part = solver.step(lower, state), solver.step(lower.take(index), take(state, index))
+        require_close(
+            part.x, whole.x[index], 1e-8, "x after a step of two of three samples",
+            "rows of the state must be all that a sample needs to go on alone",
+        )  # fmt: skip
+
+
+@holds(KIND, "a sample's result does not depend on its batch")
+def batch_independent(subject: Subject) -> None:
+    for bench in _benches(subject):
+        lower, solver = bench.lower(), subject()
+        together = _advance(solver, lower, STEPS)
+        whole = solve(solver, lower, lower.start(), 1e-6, limit=LIMIT)
+        for index in batches(len(bench.y)):
+            part = lower.take(index)
+            what = f"x of {describe_batch(index)} after {STEPS} steps differs from the same in a batch"
+            cause = "step sizes, inner products and stopping must be one a sample"
+            require_close(_advance(solver, part, STEPS).x, together.x[index], 1e-7, what, cause)
+            count = solve(solver, part, part.start(), 1e-6, limit=LIMIT).iterations
+            require(
+                int((count - whole.iterations[index]).abs().max()) <= 2,
+                f"{describe_batch(index)} took {count.tolist()} iterations, in a batch"
+                f" {whole.iterations[index].tolist()}; {cause}",
+            )
+
+
+@holds(KIND, "same input, same result")
+def deterministic(subject: Subject) -> None:
+    lower = smooth(subject).lower()
+    first, second = (_advance(subject(), lower, STEPS).x for _ in range(2))
+    require(same(first, second), "two solvers built alike went different ways from the same start")
+
+
+@holds(KIND, "float32 and float64 are kept")
+def dtype_kept(subject: Subject) -> None:
+    for dtype in (torch.float32, torch.float64):
+        lower = smooth(subject).lower(dtype)
+        x0 = lower.start()
+        state = _advance(subject(), lower, 3)
+        require_like(state.x, x0, f"x after 3 steps in {str(dtype)[6:]}")
+        require_like(state.residual, x0, f"the residual in {str(dtype)[6:]}", (len(x0),))
+
+
+@holds(KIND, "inputs are left untouched")
+def untouched(subject: Subject) -> None:
+    bench = smooth(subject)
+    lower, solver = bench.lower(), subject()
+    x0 = lower.start().clone()
+    guard = Untouched(x0=x0, y=lower.y, theta=lower.theta)
+    state = solver.init(lower, x0)
+    guard.verify("init")
+    for _ in range(3):
+        guard = Untouched(x0=x0, y=lower.y, theta=lower.theta, state=_fields(state))
+        with torch.no_grad():
+            after = solver.step(lower, state)
+        guard.verify("step")
+        state = after
+
+
+@holds(KIND, "iterates stay in the constraint")
+def constraint(subject: Subject) -> None:
+    if not subject.cls.handles_constraint:
+        raise NotApplicable("it declares handles_constraint = False")
+    bench = quadratic(subject, constraint="box")
+    assert bench.formula is not None
+    # Measurements far outside, so that the constraint matters.
+    bench = dataclasses.replace(bench, y=3 * bench.y - 1)
+    lower, solver = bench.lower(), subject()
+    state = solver.init(lower, lower.start())
+    for k in range(STEPS):
+        low, high = float(state.x.min()), float(state.x.max())
+        require(
+            0 <= low and high <= 1,
+            f"after {k} steps x has values in [{low:.4g}, {high:.4g}] although it must stay in [0, 1];"
+            " pass every iterate through lower.project",
+        )
+        with torch.no_grad():
+            state = solver.step(lower, state)
+    solution = converged(solver, lower, "a quadratic with x in [0, 1]")
+    expected = bench.formula.solution(bench.own_theta, bench.y).clamp(0, 1)
+    require_close(
+        solution.x, expected, 1e-6, "the minimiser of a separable quadratic over [0, 1]",
+        "project after the gradient step, with one step length for all pixels",
+    )  # fmt: skip
+
+
+def converged(solver: LowerSolver, lower: LowerLevel, what: str) -> Solution:
+    """A solve to TOL in which the residual is recomputed from x."""
+    solution = solve(solver, lower, lower.start(), TOL, limit=LIMIT)
+    for i, status in enumerate(solution.status):
+        if status is not Status.CONVERGED:
+            fail(
+                f"on {what} sample {i} did not reach a residual of {TOL:g}: it is {float(solution.residual[i]):.3g}"
+                f" after {int(solution.iterations[i])} iterations ({status.value})"
+            )
+    true = lower.residual(solution.x)
+    require(
+        bool((true <= 1.001 * TOL).all()),
+        f"on {what} it reports residuals up to {float(solution.residual.max()):.3g}, but recomputed from x they are"
+        f" {float(true.max()):.3g}; only a residual of the returned x is exact_residual",
+    )
+    return solution
+
+
+def _benches(subject: Subject) -> list[Bench]:
+    found = [smooth(subject)]
+    try:
+        return [quadratic(subject), *found]
+    except NotApplicable:
+        return found
+
+
+@torch.no_grad()
+def _advance(solver: LowerSolver, lower: LowerLevel, steps: int) -> Any:
+    state = solver.init(lower, lower.start())
+    for _ in range(steps):
+        state = solver.step(lower, state)
+    return state
+
+
+def _fields(state: Any) -> dict[str, Any]:
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}

@@ -1,0 +1,196 @@
+"""The conformance suite: does a component keep what its role promises?
+
+``blt check`` runs it on installed plugins. The author of one runs it under pytest with one line,
+
+    from bltoolbox.testing.conformance import conformance_tests
+
+    test_my_plugin = conformance_tests("my-plugin")
+
+one test for each property of each component. What is asked of a kind is in ``bltoolbox.testing.checks``; a component
+that needs options to be built, or smaller ones to be quick, gives them in its ``example``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bltoolbox.errors import BltError, MissingError, UsageError
+from bltoolbox.hookspecs import KINDS
+from bltoolbox.registry import Registered, Registry, did_you_mean, load_registry, reason_of
+from bltoolbox.testing.checks import PROPERTIES, ConformanceFailure, NotApplicable, Property, Subject
+
+__all__ = ["ConformanceFailure", "Outcome", "conformance_tests", "properties_of", "run_conformance", "select"]
+
+IMPORTED = "can be imported"
+BUILT = "builds from its example options"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one property of one component; ``message`` says why it failed or was skipped."""
+
+    kind: str
+    name: str
+    property: str
+    status: Literal["passed", "failed", "skipped"]
+    message: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def properties_of(kind: str) -> list[Property]:
+    """All that is asked of a kind, in order; the first is that it can be imported, the second that it can be built."""
+    common = [Property(kind, IMPORTED, _imports), Property(kind, BUILT, _builds)]
+    return common + PROPERTIES[kind]
+
+
+def run_conformance(registry: Registry, selection: Sequence[Registered] | None = None) -> list[Outcome]:
+    """Every property of the selected components, or of all that there are."""
+    chosen = registry.components() if selection is None else selection
+    return [outcome for one in chosen for outcome in check_component(one, registry)]
+
+
+def check_component(registered: Registered, registry: Registry) -> list[Outcome]:
+    """Every property of one component; once it cannot be imported or built, nothing more is asked."""
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as folder, _steady():
+        for number, property in enumerate(properties_of(registered.kind)):
+            subject = Subject(registered, registry, Path(folder) / str(number))
+            outcomes.append(_judge(property, subject))
+            if property.name in (IMPORTED, BUILT) and outcomes[-1].status == "failed":
+                break
+    return outcomes
+
+
+def select(registry: Registry, target: str) -> list[Registered]:
+    """The components meant by a distribution, a plugin, a plugin file, a kind, KIND/NAME or a name."""
+    plugins = [one for one in registry.plugins() if target in (one.distribution, one.name, _stem(one.name))]
+    for plugin in plugins:
+        if plugin.status != "ok":
+            raise MissingError(f"{plugin.origin} is not used: {plugin.reason}")
+    found = [one for plugin in plugins for one in registry.of(plugin)]
+    for one in found:
+        if clash := registry.clash(one):
+            raise MissingError(clash)
+    everything = registry.components()
+    found += [one for one in everything if target in (one.kind, one.name, f"{one.kind}/{one.name}")]
+    if not found and not plugins:
+        known = {one.distribution for one in everything} | {one.plugin.name for one in everything}
+        known |= {one.name for one in everything} | {f"{one.kind}/{one.name}" for one in everything} | set(KINDS)
+        raise UsageError(
+            f"{target!r} is no plugin, distribution, component or recipe{did_you_mean(target, sorted(known))}"
+            " (blt plugins, blt list, blt recipes)"
+        )
+    return list(dict.fromkeys(found))
+
+
+def conformance_tests(*targets: str, files: Sequence[str | Path] = ()) -> Callable[..., None]:
+    """A pytest test with one case for each property of each component of ``targets``.
+
+    A target is a distribution, a plugin, KIND/NAME or a name; ``files`` are plugin files to load, all of whose
+    components are tested when there is no other target.
+    """
+    import pytest
+
+    registry = load_registry(files)
+    names = list(targets) or [Path(file).name for file in files]
+    try:
+        chosen = [one for name in names for one in select(registry, name)] if names else registry.components()
+    except BltError as error:
+        return _failing(str(error))
+    cases = [
+        pytest.param(one, property, id=f"{one.kind}/{one.name}: {property.name}")
+        for one in dict.fromkeys(chosen)
+        for property in properties_of(one.kind)
+    ]
+
+    @pytest.mark.parametrize(("component", "promise"), cases)
+    def test(component: Registered, promise: Property, tmp_path: Path) -> None:
+        __tracebackhide__ = True
+        with _steady():
+            outcome = _judge(promise, Subject(component, registry, tmp_path))
+        if outcome.status == "failed":
+            pytest.fail(f"{outcome.kind}/{outcome.name}: {outcome.property}\n{outcome.message}", pytrace=False)
+        if outcome.status == "skipped":
+            pytest.skip(outcome.message)
+
+    return test
+
+
+def _failing(message: str) -> Callable[[], None]:
+    import pytest
+
+    def test() -> None:
+        __tracebackhide__ = True
+        pytest.fail(message, pytrace=False)
+
+    return test
+
+
+def _imports(subject: Subject) -> None:
+    try:
+        subject.registered.load()
+        subject.registered.signature()
+    except MissingError as error:
+        raise ConformanceFailure(IMPORTED, str(error)) from None
+
+
+def _builds(subject: Subject) -> None:
+    subject()
+
+
+def _judge(property: Property, subject: Subject) -> Outcome:
+    """Whatever a component does, an outcome."""
+    begin = time.perf_counter()
+    status: Literal["passed", "failed", "skipped"] = "passed"
+    message = ""
+    try:
+        property(subject)
+    except ConformanceFailure as failure:
+        status, message = "failed", failure.message
+    except NotApplicable as reason:
+        status, message = "skipped", str(reason)
+    except (Exception, SystemExit) as error:
+        status, message = "failed", f"it raised {reason_of(error)}{_place(error)}"
+    seconds = round(time.perf_counter() - begin, 4)
+    registered = subject.registered
+    return Outcome(registered.kind, registered.name, property.name, status, message, seconds)
+
+
+def _place(error: BaseException) -> str:
+    """The line of the author's code where an exception came from."""
+    ours = str(Path(__file__).parents[1])
+    torchs = str(Path(torch.__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, torchs, "<"))
+    ]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+@contextmanager
+def _steady() -> Iterator[None]:
+    """One thread, as the images are tiny, and the global generator left as it was."""
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".py")

@@ -1,0 +1,67 @@
+"""A lower-level solution to hold others against: slow, sure, and independent of every plugin.
+
+Only energies are believed. Gradients come from autograd through ``energy`` and ``apply``, not from the methods that a
+regularizer may have written for itself, and no Lipschitz constant is taken from anyone: accelerated projected gradient
+descent, each sample with its own backtracked step, restarted whenever the momentum points uphill.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bltoolbox.problem import LowerLevel
+from bltoolbox.tensors import dot, expand, norm
+
+
+def energy_gradient(lower: LowerLevel, x: Tensor) -> Tensor:
+    """∇h by autograd through the energy alone."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(lower.energy(x).sum(), x)[0]
+
+
+def true_residual(lower: LowerLevel, x: Tensor, gradient: Tensor | None = None) -> Tensor:
+    """Norm of the shortest element of ∇h + N_C, with that gradient."""
+    return lower.residual(x, energy_gradient(lower, x) if gradient is None else gradient)
+
+
+@torch.no_grad()
+def reference_solve(lower: LowerLevel, start: Tensor, tol: float, limit: int = 20_000) -> Tensor:
+    """x̂ to a gradient norm of ``tol`` in float64, or as far as ``limit`` iterations and rounding allow."""
+    x = point = lower.project(start.double())
+    gradient = energy_gradient(lower, x)
+    lipschitz, t = torch.ones_like(lower.mu), torch.ones_like(lower.mu)
+    best, best_residual, idle = x, true_residual(lower, x, gradient), 0
+    for _ in range(limit):
+        if bool((best_residual <= tol).all()) or idle > 500:
+            break
+        new, lipschitz = _descend(lower, x, gradient, lipschitz)
+        move = new - point
+        uphill = dot(gradient, move) > 0
+        t_old = torch.where(uphill, 1.0, t)
+        t = (1 + (1 + 4 * t_old.square()).sqrt()) / 2
+        beta = torch.where(uphill, 0.0, (t_old - 1) / t)
+        point, x = new, lower.project(new + expand(beta, move) * move)
+        gradient = energy_gradient(lower, x)
+        residual = true_residual(lower, x, gradient)
+        better = residual < best_residual
+        idle = 0 if bool((residual < 0.99 * best_residual).any()) else idle + 1
+        best = torch.where(expand(better, x), x, best)
+        best_residual = torch.where(better, residual, best_residual)
+    return best
+
+
+def _descend(lower: LowerLevel, x: Tensor, gradient: Tensor, lipschitz: Tensor) -> tuple[Tensor, Tensor]:
+    """P_C(x − ∇h/L), L doubled until the curvature met on the way is at most L."""
+    for _ in range(60):
+        new = lower.project(x - gradient / expand(lipschitz, x))
+        step = new - x
+        rise = dot(energy_gradient(lower, new) - gradient, step)
+        # Below rounding a curvature cannot be told.
+        far = norm(step) > 1e-13 * (1 + norm(x))
+        short = far & (rise > (1 + 1e-4) * lipschitz * dot(step, step))
+        if not bool(short.any()):
+            break
+        lipschitz = torch.where(short, 2 * lipschitz, lipschitz)
+    return new, lipschitz
