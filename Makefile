@@ -1,6 +1,7 @@
 # make run    set up what is missing and run recipes/denoise.yaml
 # make test   set up what is missing, lint, and run the tests
 # make lint   ruff and mypy
+# make docs   write the generated pages of docs/ from the code
 # make clean  remove the virtual environment and all caches
 #
 # PYTHON=/path/to/python chooses the interpreter (3.11 or newer); otherwise the first suitable one is taken.
@@ -18,7 +19,7 @@ NEW_ENOUGH := import sys, venv; sys.exit(sys.version_info < (3, 11))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test lint format clean FORCE
+.PHONY: help run test lint format docs clean FORCE
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -42,6 +43,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+docs: $(STAMP)
+	@echo '== generating docs'
+	@$(PY) -m bltoolbox.reference docs
 
 clean:
 	@echo '== removing $(VENV) and caches'

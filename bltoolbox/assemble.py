@@ -33,12 +33,15 @@ def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
     check_partners(recipe, registry)
     parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
     operator, regularizer = parts["operator"], parts["regularizer"]
-    problem = Problem(operator, regularizer, recipe.constraint, recipe.strong_convexity)
+    problem = Problem(operator, regularizer, recipe.constraint, recipe.strong_convexity, recipe.loss_scale)
     train, validation, evaluation = _samples(recipe, registry, operator, device)
     for samples in (train, validation, evaluation):
         for key in ("operator", "regularizer"):
             if samples is not None and (sentence := parts[key].check(samples.shape)):
                 raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {sentence}")
+    if recipe.on_divergence == "shrink-step" and not parts["upper_optimizer"].offers("shorten"):
+        name = recipe.upper_optimizer.name
+        raise _refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, operator, regularizer, train.shape[0], train.dtype, device)
     oracle = BilevelOracle(
@@ -48,6 +51,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
         parts["hypergradient"],
         chunk=recipe.chunk,
         iteration_limit=recipe.iteration_limit,
+        strict=not parts["upper_optimizer"].handles_floor,
         bound=recipe.certificates.bound,
         bound_every=recipe.certificates.every,
     )

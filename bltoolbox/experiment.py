@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 
 BUDGET_SPENT = "budget spent"
 
+#: Failed steps in a row that `on_divergence` recovers from, and what it says then.
+_FAILURES = 10
+_RECOVERY = {
+    "shrink-step": "back to the θ before, with shorter steps",
+    "skip-batch": "leaving this batch out",
+}
+
 #: Evaluation images kept for the figure.
 _PICTURES = 4
 
@@ -178,6 +185,10 @@ class _Run:
         self.checked_at = -1
         self.since_best = 0
         self.ended: str | None = None
+        #: θ before the last step, failed steps in a row, and failed steps that were recovered from.
+        self.before = dict(experiment.theta)
+        self.failures = 0
+        self.recoveries = 0
 
     def run(self) -> RunResult:
         self.experiment.oracle.before_call = self._stop_when_spent
@@ -212,6 +223,9 @@ class _Run:
             "checked_at": self.checked_at,
             "since_best": self.since_best,
             "ended": self.ended,
+            "before": self.before,
+            "failures": self.failures,
+            "recoveries": self.recoveries,
         }
 
     def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
@@ -228,6 +242,9 @@ class _Run:
         self.best = content["best"] and (*content["best"][:2], _on(device, content["best"][2]))
         self.checked_at = content["checked_at"]
         self.since_best = content["since_best"]
+        self.before = _on(device, content["before"])
+        self.failures = content["failures"]
+        self.recoveries = content["recoveries"]
         self.history = list(history)
         self.ended = content["ended"]
         if self.ended == BUDGET_SPENT and self._fraction() < 1:
@@ -250,6 +267,9 @@ class _Run:
             except BudgetExhausted:
                 self.ended = BUDGET_SPENT
                 break
+            except NumericalError as error:
+                self._recover(error, sampler_state)
+                continue
             if step.finished:
                 self.ended = step.finished
                 break
@@ -259,10 +279,26 @@ class _Run:
         if self.checked_at != self.steps:
             self._check(None)
 
+    def _recover(self, error: NumericalError, sampler_state: dict[str, Any]) -> None:
+        """Go on after a step that failed, as the recipe says, or stop."""
+        said = f"step {self.steps + 1}: {error}"
+        policy = self.experiment.recipe.on_divergence
+        self.failures += 1
+        if policy == "stop":
+            raise NumericalError(said) from error
+        if self.failures > _FAILURES:
+            raise NumericalError(f"{said} (after {_FAILURES} attempts to recover)") from error
+        self.recoveries += 1
+        self.experiment.oracle.journal.clear()
+        self.sampler_state = sampler_state
+        if policy == "shrink-step":
+            self.theta = dict(self.before)
+            self.state = self.experiment.optimizer.shorten(self.state, 0.5)
+        self._tell("phase", f"{said}; {_RECOVERY[policy]}")
+
     def _take(self, step: Step, batch: Batch, sampler_state: dict[str, Any]) -> None:
         """Move to the new θ, log the step, check the held-out images when it is time."""
-        if len(batch.ids) and step.loss != step.loss:
-            raise NumericalError(f"the loss is not a number in step {self.steps + 1}; use a smaller step")
+        self.before, self.failures = self.theta, 0
         self.theta, self.state, self.sampler_state = step.theta, step.state, sampler_state
         self.steps += 1
         self.experiment.oracle.journal.clear()
@@ -274,9 +310,12 @@ class _Run:
             **self.experiment.oracle.certificate,
             **self.experiment.oracle.cost.as_dict(),
         }
+        if self.recoveries:
+            record["recoveries"] = self.recoveries
         fraction, checks = self._fraction(), self.experiment.recipe.validation.checks
         if fraction >= (self.checks + 1) / checks:
-            self.checks = int(fraction * checks)
+            # At least one more: fraction * checks may round down to the check that is just being made.
+            self.checks = max(self.checks + 1, int(fraction * checks))
             if self._check(record):
                 self.ended = "stopped early: no improvement on the validation images"
         self.history.append(record)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from bltoolbox.problem import LowerLevel, UpperLoss
-    from bltoolbox.results import Batch, Constants, Estimate, HypergradientResult, Step, Value
+    from bltoolbox.results import Batch, Constants, Estimate, HypergradientResult, Scales, Step, Value
 
 #: Named parameters. Components see their own names; the problem prefixes them with ``regularizer.`` or ``operator.``.
 Theta = Mapping[str, Tensor]
@@ -319,6 +319,10 @@ class Oracle(Protocol):
         """z(θ) and f(θ), and with ``bound`` also ω ≥ ‖z − ∇f‖ (estimated or certified)."""
         ...
 
+    def scales(self, theta: Theta) -> Scales:
+        """The sizes at θ that `auto` accuracies are relative to."""
+        ...
+
     def accept(self, value: Value) -> None:
         """Make the solutions behind a trial value the warm starts."""
         ...
@@ -331,13 +335,16 @@ class Oracle(Protocol):
 class UpperOptimizer(Role):
     """θ ← θ⁺, with as many questions to the oracle as it likes.
 
-    ``full_batch`` says that it needs all data at each step, so that a mini-batch sampler is refused, and
-    ``needs_bound`` that it asks for ``hypergradient(…, bound=True)``, so that an estimator without adjoint is.
+    ``handles_floor`` says that it notices itself when a tolerance is below what the dtype can reach; for others
+    the run stops there with a sentence. ``full_batch`` says that it needs all data at each step, so that a
+    mini-batch sampler is refused, and ``needs_bound`` that it asks for ``hypergradient(…, bound=True)``, so
+    that an estimator without adjoint is.
     """
 
     kind = "upper_optimizer"
     full_batch: ClassVar[bool] = False
     needs_bound: ClassVar[bool] = False
+    handles_floor: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, theta: Theta) -> dict[str, Any]:
@@ -346,3 +353,7 @@ class UpperOptimizer(Role):
     @abstractmethod
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         """One step."""
+
+    def shorten(self, state: Mapping[str, Any], factor: float) -> dict[str, Any]:
+        """The state with all further steps shorter by ``factor``: what `on_divergence: shrink-step` asks for."""
+        raise NotImplementedError(f"{type(self).__name__} cannot shorten its steps")

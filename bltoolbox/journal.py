@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bltoolbox.errors import BltError
-from bltoolbox.results import HypergradientResult, Value
+from bltoolbox.results import HypergradientResult, Scales, Value
 
-Answer = Value | HypergradientResult | None
+Answer = Value | HypergradientResult | Scales | None
 
 
 class Journal:
@@ -65,7 +65,9 @@ def _pack(answer: Answer) -> dict[str, Any]:
         return {}
     content = {one.name: getattr(answer, one.name) for one in fields(answer)}
     if isinstance(answer, HypergradientResult):
-        return content | {"value": _pack(answer.value)}
+        return content | {"value": _pack(answer.value), "certificate": dict(answer.certificate)}
+    if isinstance(answer, Scales):
+        return content
     return content | {
         "short": dict(answer.short),
         "trial": [(list(samples), x.cpu()) for samples, x in answer.trial or ()],
@@ -76,6 +78,8 @@ def _unpack(entry: dict[str, Any], device: torch.device) -> Answer:
     content = {name: value for name, value in entry.items() if name != "question"}
     if not content:
         return None
+    if "slope" in content:
+        return Scales(**content)
     if "gradient" in content:
         gradient = {name: part.to(device) for name, part in content["gradient"].items()}
         value = _unpack(content["value"], device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +22,6 @@ from bltoolbox.problem import Problem, split
 from bltoolbox.tensors import image_layout
 
 if TYPE_CHECKING:
-    import numpy
-
     from bltoolbox.recipe import Recipe
     from bltoolbox.registry import Registry
 
@@ -47,13 +46,14 @@ class Model:
         names = self.recipe.regularizer.name, self.recipe.operator.name
         return f"Model(regularizer={names[0]!r}, operator={names[1]!r}, parameters={self.size})"
 
-    def solve(self, y: Tensor | numpy.ndarray, tol: float | None = None) -> Tensor:
+    def solve(self, y: Tensor | np.ndarray, tol: float | None = None) -> Tensor:
         """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
 
         The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
         distance to the exact minimiser.
         """
-        given = torch.as_tensor(y)
+        # A copy of an array: torch takes neither negative strides nor, without a warning, read-only memory.
+        given = y if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
         if given.ndim not in (3, 4):
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
         reference = next(iter(self.theta.values()))
@@ -100,7 +100,7 @@ class Model:
         return cls(problem, recipe.lower_solver.build(registry), theta, recipe)
 
 
-def solve(y: Tensor | numpy.ndarray, theta: Model | Path | str, tol: float | None = None) -> Tensor:
+def solve(y: Tensor | np.ndarray, theta: Model | Path | str, tol: float | None = None) -> Tensor:
     """Restore ``y`` with a trained θ: a model, a θ file or a run directory. No training."""
     model = theta if isinstance(theta, Model) else Model.load(theta)
     return model.solve(y, tol)

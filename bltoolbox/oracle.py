@@ -23,12 +23,25 @@ from bltoolbox.interrupts import allowed
 from bltoolbox.journal import Journal
 from bltoolbox.loop import solve
 from bltoolbox.problem import LowerLevel, Problem, UpperLoss
-from bltoolbox.results import Batch, Cost, Counter, Estimate, HypergradientResult, Solution, Status, Value
+from bltoolbox.results import (
+    Batch,
+    Cost,
+    Counter,
+    Estimate,
+    HypergradientResult,
+    Scales,
+    Solution,
+    Status,
+    Value,
+)
 from bltoolbox.samples import Samples
 from bltoolbox.store import Store
 from bltoolbox.tensors import norm
 
-Reply = TypeVar("Reply", Value, HypergradientResult)
+#: Accuracy, relative to the first gradient norm, of the solves that only tell sizes.
+_ROUGH = 0.1
+
+Reply = TypeVar("Reply", Value, HypergradientResult, Scales)
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,7 @@ class BilevelOracle:
         *,
         chunk: int = 32,
         iteration_limit: int = 2000,
+        strict: bool = False,
         bound: BoundKind = "none",
         bound_every: int = 1,
         before_call: Callable[[Cost], None] | None = None,
@@ -64,6 +78,8 @@ class BilevelOracle:
         self.hypergradient = hypergradient
         self.chunk = chunk
         self.iteration_limit = iteration_limit
+        #: Whether a tolerance below the floor of the dtype is an error.
+        self.strict = strict
         self.bound = bound
         self.bound_every = bound_every
         self.before_call = before_call
@@ -93,13 +109,17 @@ class BilevelOracle:
             weights = torch.tensor(batch.weights[first : first + self.chunk], dtype=torch.float64)
             lower = at.on(y)
             start = self.solutions.get(ids, lower.start())
-            yield _Chunk(ids, weights.to(y.device) / len(self.samples), lower, UpperLoss(x_true), start)
+            upper = UpperLoss(x_true, self.problem.loss_scale)
+            yield _Chunk(ids, weights.to(y.device) / len(self.samples), lower, upper, start)
 
     def solve(self, chunk: _Chunk, tol: float) -> Solution:
         """x̃ with ‖x̃ − x̂‖ ≤ tol where μ is known, ‖∇h‖ ≤ tol elsewhere."""
         mu = torch.where(chunk.lower.mu > 0, chunk.lower.mu, 1.0)
         solution = solve(self.solver, chunk.lower, chunk.start, tol * mu, limit=self.iteration_limit)
-        for status in (Status.NOT_FINITE, Status.DIVERGED):
+        fatal = [Status.NOT_FINITE, Status.DIVERGED, Status.LIMIT]
+        if self.strict:
+            fatal.append(Status.STALLED)
+        for status in fatal:
             if bad := [i for i, s in zip(chunk.samples, solution.status, strict=True) if s is status]:
                 name = type(self.solver).__name__
                 raise NumericalError(f"lower-level solver {name}, samples {_short(bad)}: {status.value}")
@@ -226,6 +246,24 @@ class BatchOracle:
         """z_v(θ) with f_v(θ) and, when asked for, a bound on its error."""
         return self._oracle.ask("hypergradient", lambda: self._hypergradient(theta, tol, adjoint_tol, bound))
 
+    def scales(self, theta: Theta) -> Scales:
+        """The sizes at θ that `auto` accuracies are relative to."""
+        return self._oracle.ask("scales", lambda: self._scales(theta))
+
+    def _scales(self, theta: Theta) -> Scales:
+        oracle = self._oracle
+        distance, slope, count = 0.0, 0.0, 0
+        for chunk in oracle.chunks(theta, self._batch):
+            start = chunk.lower.start()
+            # A tenth of the first gradient norm is enough to know a size by.
+            tol = _ROUGH * chunk.lower.residual(start)
+            solution = solve(oracle.solver, chunk.lower, start, tol, limit=oracle.iteration_limit)
+            distance += float(norm(solution.x - start).sum())
+            slope += float(norm(chunk.upper.gradient(solution.x)).sum())
+            count += len(chunk.samples)
+            oracle.charge(_cost_of(chunk, solution, None))
+        return Scales(distance / max(count, 1), slope / max(count, 1))
+
     def _value(self, theta: Theta, tol: float) -> Value:
         oracle = self._oracle
         total, trial = _Sum(), []
@@ -285,9 +323,12 @@ class BatchOracle:
         oracle = self._oracle
         tol = torch.full_like(chunk.lower.mu, adjoint_tol)
         warm = oracle.adjoints.get(chunk.samples, torch.zeros_like(x))
-        estimate = oracle.hypergradient.estimate(
-            chunk.lower, chunk.upper, x, chunk.weights.to(x.dtype), tol, warm
-        )
+        try:
+            estimate = oracle.hypergradient.estimate(
+                chunk.lower, chunk.upper, x, chunk.weights.to(x.dtype), tol, warm
+            )
+        except NumericalError as error:
+            raise NumericalError(f"samples {_short(chunk.samples)}: {error}") from error
         oracle.solutions.put(chunk.samples, x)
         if estimate.adjoint is not None:
             oracle.adjoints.put(chunk.samples, estimate.adjoint)
@@ -320,12 +361,12 @@ class BatchOracle:
         return result.omega
 
 
-def _cost_of(chunk: _Chunk, solution: Solution, estimate: Estimate) -> Cost:
-    size = len(chunk.samples)
+def _cost_of(chunk: _Chunk, solution: Solution, estimate: Estimate | None) -> Cost:
+    counts = [solution.iterations] + ([] if estimate is None else [estimate.iterations])
     return Cost(
-        lower_iterations=int(solution.iterations.sum()),
-        linear_iterations=int(estimate.iterations.sum()),
-        slowest=(int(solution.iterations.max()) + int(estimate.iterations.max())) * size,
+        lower_iterations=int(counts[0].sum()),
+        linear_iterations=sum(int(count.sum()) for count in counts[1:]),
+        slowest=sum(int(count.max()) for count in counts) * len(chunk.samples),
     )
 
 

@@ -42,17 +42,21 @@ def join(**roles: Theta) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class UpperLoss:
-    """g_i(x) = ‖x − x*_i‖², summed in float64."""
+    """g_i(x) = scale·‖x − x*_i‖², summed in float64."""
 
     x_true: Tensor
-    #: Lipschitz constant of ∇g.
-    lipschitz: float = 2.0
+    scale: float = 1.0
+
+    @property
+    def lipschitz(self) -> float:
+        """Lipschitz constant of ∇g."""
+        return 2 * self.scale
 
     def value(self, x: Tensor) -> Tensor:
-        return dot(difference := (x - self.x_true).double(), difference)
+        return self.scale * dot(difference := (x - self.x_true).double(), difference)
 
     def gradient(self, x: Tensor) -> Tensor:
-        return 2 * (x - self.x_true)
+        return 2 * self.scale * (x - self.x_true)
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Problem:
     regularizer: Regularizer
     constraint: Constraint = "none"
     strong_convexity: float = 0.0
+    loss_scale: float = 1.0
 
     def at(self, theta: Theta, shape: Sequence[int], counter: Counter | None = None) -> ProblemAt:
         """The problem at θ for images of ``shape`` (C, H, W), with its constants."""

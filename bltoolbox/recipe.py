@@ -96,8 +96,8 @@ class Certificates:
 
     Args:
         bound: Error bound of the hypergradient: estimated, certified where everything for it is known (else
-        estimated), or none. every: Hypergradients between two bounds; one costs about as much as ten
-        lower-level iterations.
+            estimated), or none.
+        every: Hypergradients between two bounds; one costs about as much as ten lower-level iterations.
     """
 
     bound: Literal["estimated", "certified", "none"] = "estimated"
@@ -121,13 +121,17 @@ class Recipe:
         strong_convexity: μ of a term (μ/2)‖x‖² added to the lower level.
         regularizer: R_θ, whose parameters are learned.
         init: A saved θ to start from.
-        baseline: A regularizer of at most two parameters, tuned on the training data and reported beside.
+        baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
+            one.
         lower_solver: How x̃ ≈ argmin h is computed.
         hypergradient: How z ≈ ∇f is computed.
         sampler: Which training images enter a step.
         upper_optimizer: How θ moves.
         budget: How much the run may spend.
         validation: How the best θ is chosen.
+        loss_scale: Factor of the upper loss; of no consequence for methods with automatic scales.
+        on_divergence: What to do when a step fails numerically: stop, go back and take shorter steps, or leave the
+            batch out.
         certificates: What the log says about accuracy.
         checkpoint: How often the run is saved.
         chunk: Samples solved at once.
@@ -154,6 +158,8 @@ class Recipe:
     upper_optimizer: Annotated[Block, OfKind("upper_optimizer")] = Block("upper_optimizer", "isgd")
     budget: Budget
     validation: Validation = Validation()
+    loss_scale: Annotated[float, Gt(0)] = 1.0
+    on_divergence: Literal["stop", "shrink-step", "skip-batch"] = "stop"
     certificates: Certificates = Certificates()
     checkpoint: Checkpoint = Checkpoint()
     chunk: Annotated[int, Gt(0)] = 32

@@ -125,6 +125,16 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Scales:
+    """The sizes at θ that accuracies are relative to, as means over samples."""
+
+    #: ‖x̃ − x₀‖, how far the lower level moves from a cold start.
+    distance: float
+    #: ‖∇g(x̃)‖, the right-hand side of the adjoint system.
+    slope: float
+
+
+@dataclass(frozen=True)
 class HypergradientResult:
     """z at θ, with the value of f there and, when asked for, a bound ω on ‖z − ∇f‖."""
 

@@ -13,7 +13,9 @@ from conftest import ROOT
 from environments import Environment, make_environment
 
 GUIDE = ROOT / "docs" / "write-a-plugin.md"
-FENCE = re.compile(r"(<!-- not run -->\n)?^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"(<!-- not run -->\n)?^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 #: ``blt`` and ``pip`` as the reader has them; this pip builds with what is there and downloads nothing.
 BLT = '#!/bin/sh\nexec "{python}" -m bltoolbox "$@"\n'
@@ -68,7 +70,9 @@ def run(block: Block, environment: Environment, folder: Path) -> str:
         timeout=300,
     )
     said = done.stdout + done.stderr
-    assert done.returncode == 0, f"{GUIDE.name}:{block.line}: exit code {done.returncode}\n{block.text}\n{said}"
+    assert done.returncode == 0, (
+        f"{GUIDE.name}:{block.line}: exit code {done.returncode}\n{block.text}\n{said}"
+    )
     return said
 
 
@@ -94,9 +98,13 @@ def test_the_guide_works_as_it_stands(environment: Environment, tmp_path: Path) 
 
 def test_nothing_of_the_guide_is_overlooked() -> None:
     found = blocks()
-    assert {block.language for block in found} <= {"python", "sh", "yaml", "toml"}, "of a language that is not run"
+    assert {block.language for block in found} <= {"python", "sh", "yaml", "toml"}, (
+        "of a language that is not run"
+    )
     for block in found:
-        assert block.title or block.language in ("sh", "toml"), f"line {block.line} would be neither run nor written"
+        assert block.title or block.language in ("sh", "toml"), (
+            f"line {block.line} would be neither run nor written"
+        )
     skipped = [block.text for block in found if block.skipped]
     assert len(skipped) == 1 and "twine upload" in skipped[0], "only the upload is left out"
 

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bltoolbox.cli import components, new_plugin, plugins, recipes, run, schema
+from bltoolbox.cli import check, components, new_plugin, plugins, recipes, run, schema
 from bltoolbox.cli.common import Debug, debugging, say
 from bltoolbox.errors import BltError, RecipeError
 
@@ -51,6 +51,7 @@ run.register(app)
 recipes.register(app)
 components.register(app)
 plugins.register(app)
+check.register(app)
 schema.register(app)
 new_plugin.register(app)
 

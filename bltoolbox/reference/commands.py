@@ -44,9 +44,11 @@ def command_line() -> Any:
 
 def exit_codes() -> dict[str, str]:
     """What the errors say of themselves."""
-    classes = [one for _, one in inspect.getmembers(errors, inspect.isclass) if "exit_code" in vars(one)]
+    known = [
+        one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.BltError)
+    ]
     codes = {"0": "Fine."}
-    for one in sorted(classes, key=lambda one: one.exit_code):
+    for one in sorted((one for one in known if "exit_code" in vars(one)), key=lambda one: one.exit_code):
         text = re.sub(r"\s*\(exit code \d\)", "", inspect.cleandoc(one.__doc__ or "").partition("\n")[0])
         codes[str(one.exit_code)] = sentence(text.partition(";")[0].rstrip("."))
     stopped = [str(128 + number) for number in (signal.SIGINT, signal.SIGTERM)]

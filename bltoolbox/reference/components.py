@@ -39,12 +39,14 @@ GIVES = {
     "full": "all samples at each step",
     "gives_adjoint": "an adjoint, hence error bounds",
     "handles_constraint": "iterates within a constraint on x",
+    "handles_floor": "a stop of its own where the dtype allows no more accuracy",
 }
 #: The optional methods of the roles, as what a component has that implements them.
 OFFERS = {
     "add_noise": "noise of its own form",
     "analyse": "an analysis operator",
     "check": "a check of the image size",
+    "constants": "constants for certified error bounds",
     "gradient": "an analytic gradient",
     "init_params": "parameters that can be learned",
     "label": "names of its images",
@@ -57,6 +59,7 @@ OFFERS = {
     "pictures": "pictures of what was learned",
     "project": "a projection of θ",
     "project_gradient": "a projection of the hypergradient",
+    "shorten": "steps that can be made shorter",
     "start": "a start of its own for a cold solve",
     "strong_convexity": "a strong convexity constant",
     "synthesise": "its adjoint, the synthesis operator",

@@ -16,7 +16,7 @@ def prose(text: str) -> str:
         if all(line.startswith("    ") for line in paragraph.splitlines()):
             kind, body = "text", "\n".join(line[4:] for line in paragraph.splitlines())
         elif paragraph.startswith(EXAMPLE):
-            kind, body = "sh", paragraph.removeprefix(EXAMPLE)
+            kind, body = "sh", "\n".join(paragraph.removeprefix(EXAMPLE).split(", or "))
         if kind == "text" and blocks and blocks[-1][0] == kind:
             body = blocks.pop()[1] + "\n\n" + body
         blocks.append((kind, body))

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1]
 RECORDS = {
     "interfaces": ("SolverState", "Oracle"),
     "problem": ("LowerLevel", "Linearization", "UpperLoss"),
-    "results": ("Batch", "Estimate", "Step", "Value", "HypergradientResult"),
+    "results": ("Batch", "Estimate", "Constants", "Scales", "Step", "Value", "HypergradientResult"),
 }
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,15 @@ from bltoolbox.hookspecs import KINDS
 from bltoolbox.registry import Registered, Registry, did_you_mean, load_registry, reason_of
 from bltoolbox.testing.checks import PROPERTIES, ConformanceFailure, NotApplicable, Property, Subject
 
-__all__ = ["ConformanceFailure", "Outcome", "conformance_tests", "properties_of", "run_conformance", "select"]
+__all__ = [
+    "ConformanceFailure",
+    "Outcome",
+    "check_component",
+    "conformance_tests",
+    "properties_of",
+    "run_conformance",
+    "select",
+]
 
 IMPORTED = "can be imported"
 BUILT = "builds from its example options"
@@ -61,12 +69,17 @@ def run_conformance(registry: Registry, selection: Sequence[Registered] | None =
     return [outcome for one in chosen for outcome in check_component(one, registry)]
 
 
-def check_component(registered: Registered, registry: Registry) -> list[Outcome]:
-    """Every property of one component; once it cannot be imported or built, nothing more is asked."""
+def check_component(
+    registered: Registered, registry: Registry, options: Mapping[str, Any] | None = None
+) -> list[Outcome]:
+    """Every property of one component, with ``options`` on top of its example.
+
+    Once it cannot be imported or built, nothing more is asked.
+    """
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder, _steady():
         for number, property in enumerate(properties_of(registered.kind)):
-            subject = Subject(registered, registry, Path(folder) / str(number))
+            subject = Subject(registered, registry, Path(folder) / str(number), options or {})
             outcomes.append(_judge(property, subject))
             if property.name in (IMPORTED, BUILT) and outcomes[-1].status == "failed":
                 break
@@ -87,7 +100,9 @@ def select(registry: Registry, target: str) -> list[Registered]:
     found += [one for one in everything if target in (one.kind, one.name, f"{one.kind}/{one.name}")]
     if not found and not plugins:
         known = {one.distribution for one in everything} | {one.plugin.name for one in everything}
-        known |= {one.name for one in everything} | {f"{one.kind}/{one.name}" for one in everything} | set(KINDS)
+        known |= (
+            {one.name for one in everything} | {f"{one.kind}/{one.name}" for one in everything} | set(KINDS)
+        )
         raise UsageError(
             f"{target!r} is no plugin, distribution, component or recipe{did_you_mean(target, sorted(known))}"
             " (blt plugins, blt list, blt recipes)"
@@ -121,7 +136,9 @@ def conformance_tests(*targets: str, files: Sequence[str | Path] = ()) -> Callab
         with _steady():
             outcome = _judge(promise, Subject(component, registry, tmp_path))
         if outcome.status == "failed":
-            pytest.fail(f"{outcome.kind}/{outcome.name}: {outcome.property}\n{outcome.message}", pytrace=False)
+            pytest.fail(
+                f"{outcome.kind}/{outcome.name}: {outcome.property}\n{outcome.message}", pytrace=False
+            )
         if outcome.status == "skipped":
             pytest.skip(outcome.message)
 

@@ -33,10 +33,13 @@ def reference_solve(lower: LowerLevel, start: Tensor, tol: float, limit: int = 2
     gradient = energy_gradient(lower, x)
     lipschitz, t = torch.ones_like(lower.mu), torch.ones_like(lower.mu)
     best, best_residual, idle = x, true_residual(lower, x, gradient), 0
-    for _ in range(limit):
+    for iteration in range(limit):
         if bool((best_residual <= tol).all()) or idle > 500:
             break
-        new, lipschitz = _descend(lower, x, gradient, lipschitz)
+        # The curvature is looked at often in the beginning, and now and then later.
+        new = lower.project(x - gradient / expand(lipschitz, x))
+        if iteration < 20 or iteration % 10 == 0:
+            new, lipschitz = _descend(lower, x, gradient, lipschitz)
         move = new - point
         uphill = dot(gradient, move) > 0
         t_old = torch.where(uphill, 1.0, t)

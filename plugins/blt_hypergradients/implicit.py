@@ -25,12 +25,23 @@ def implicit_estimate(
     tol: Tensor,
     warm: Tensor | None,
     limit: int,
+    truncates: bool = False,
 ) -> Estimate:
-    """z by ``method``, from the adjoint ``warm``, with at most ``limit`` iterations for a sample."""
+    """z by ``method``, from the adjoint ``warm``, with at most ``limit`` iterations for a sample.
+
+    Reaching the limit is an error unless the method ``truncates`` by design.
+    """
     rhs = upper.gradient(x)
     start = torch.zeros_like(rhs) if warm is None else warm
     with torch.no_grad():
         q, residual, iterations = solve_linear(method, lower.linearize(x), rhs, start, tol, limit)
+    short = (residual > tol) & (iterations >= limit)
+    if not truncates and bool(short.any()):
+        raise NumericalError(
+            f"the adjoint systems of {int(short.sum())} samples reached the limit of {limit} iterations, with a"
+            f" residual of up to {float(residual[short].max()):.2g}; raise hypergradient.iteration_limit, loosen the"
+            " tolerance, or set strong_convexity if the system is nearly singular"
+        )
     gradient = {name: -part for name, part in lower.mixed(x, q, weights).items()}
     return Estimate(gradient, q, residual, iterations)
 

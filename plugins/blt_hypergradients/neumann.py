@@ -50,7 +50,9 @@ class Neumann(HypergradientEstimator):
         warm: Tensor | None,
     ) -> Estimate:
         certified_lipschitz(lower, "neumann")
-        return implicit_estimate(NeumannSeries(), lower, upper, x, weights, tol, warm, self.terms)
+        return implicit_estimate(
+            NeumannSeries(), lower, upper, x, weights, tol, warm, self.terms, truncates=True
+        )
 
 
 @dataclass(frozen=True)

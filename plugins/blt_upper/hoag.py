@@ -52,6 +52,7 @@ class HOAG(UpperOptimizer):
     """
 
     full_batch = True
+    handles_floor = True
 
     def __init__(
         self,

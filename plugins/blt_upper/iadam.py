@@ -26,7 +26,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from blt_upper.schedule import descend, power_decay, step_metrics
+from blt_upper.schedule import Auto, accuracies, descend, power_decay, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
 from bltoolbox.results import Step
 
@@ -42,9 +42,11 @@ class IAdam(UpperOptimizer):
         beta1: β₁, the memory of the mean of z.
         beta2: β₂, the memory of its square.
         epsilon: ϵ, the size below which a gradient counts as zero.
-        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
+            lower level moves at θ_0.
         tol_decay: exponent b of the accuracies.
-        adjoint_tol: δ_0, residual norm of the adjoint system; the same number as `tol` unless given.
+        adjoint_tol: δ_0, residual norm of the adjoint system; unless given, the same number as `tol`, or 2 % of
+            the right-hand side at θ_0 if that is `auto`.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class IAdam(UpperOptimizer):
         beta1: Momentum = 0.9,
         beta2: Momentum = 0.999,
         epsilon: Annotated[float, Gt(0)] = 1e-8,
-        tol: Annotated[float, Gt(0)] = 0.1,
+        tol: Annotated[float, Gt(0)] | Auto = 0.1,
         tol_decay: Annotated[float, Ge(0)] = 0.0,
         adjoint_tol: Annotated[float, Gt(0)] | None = None,
     ) -> None:
@@ -65,20 +67,25 @@ class IAdam(UpperOptimizer):
         self.epsilon = epsilon
         self.tol = tol
         self.tol_decay = tol_decay
-        self.adjoint_tol = tol if adjoint_tol is None else adjoint_tol
+        self.adjoint_tol = adjoint_tol
 
     def init(self, theta: Theta) -> dict[str, Any]:
         zeros = {f"{moment}/{name}": torch.zeros_like(v) for moment in "mv" for name, v in theta.items()}
-        return {"k": 0, "t": 0} | zeros
+        return {"k": 0, "t": 0, "shrunk": 1.0} | zeros
+
+    def shorten(self, state: Mapping[str, Any], factor: float) -> dict[str, Any]:
+        return dict(state) | {"shrunk": state["shrunk"] * factor}
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
-        k = state["k"]
-        alpha = power_decay(self.step_size, self.step_decay, k)
-        tol = power_decay(self.tol, self.tol_decay, k)
-        adjoint_tol = power_decay(self.adjoint_tol, self.tol_decay, k)
+        k, state = state["k"], dict(state)
+        if "tol" not in state:
+            state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
+        alpha = state["shrunk"] * power_decay(self.step_size, self.step_decay, k)
+        tol = power_decay(state["tol"], self.tol_decay, k)
+        adjoint_tol = power_decay(state["adjoint_tol"], self.tol_decay, k)
         result = oracle.hypergradient(theta, tol, adjoint_tol)
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
-        after = dict(state) | {"k": k + 1}
+        after = state | {"k": k + 1}
         if metrics["gradient_norm"] == 0:
             return Step(dict(theta), after, result.value.value, metrics)
         after |= self._moments(result.gradient, state)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from blt_upper.schedule import descend, power_decay, step_metrics
+from blt_upper.schedule import Auto, accuracies, descend, first_step, power_decay, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
 from bltoolbox.results import Step
 
@@ -27,18 +27,20 @@ class ISGD(UpperOptimizer):
     """Inexact stochastic gradient descent.
 
     Args:
-        step: α_0.
+        step: α_0; `auto` moves θ by 5 % of its norm in the first step.
         step_decay: exponent a of the step; 0 is a fixed step, 0.5 the paper's decreasing one.
-        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
+            lower level moves at θ_0.
         tol_decay: exponent b of the accuracies.
-        adjoint_tol: δ_0, residual norm of the adjoint system; the same number as `tol` unless given.
+        adjoint_tol: δ_0, residual norm of the adjoint system; unless given, the same number as `tol`, or 2 % of
+            the right-hand side at θ_0 if that is `auto`.
     """
 
     def __init__(
         self,
-        step: Annotated[float, Gt(0)] = 1e-2,
+        step: Annotated[float, Gt(0)] | Auto = 1e-2,
         step_decay: Annotated[float, Ge(0)] = 0.0,
-        tol: Annotated[float, Gt(0)] = 0.1,
+        tol: Annotated[float, Gt(0)] | Auto = 0.1,
         tol_decay: Annotated[float, Ge(0)] = 0.0,
         adjoint_tol: Annotated[float, Gt(0)] | None = None,
     ) -> None:
@@ -46,17 +48,24 @@ class ISGD(UpperOptimizer):
         self.step_decay = step_decay
         self.tol = tol
         self.tol_decay = tol_decay
-        self.adjoint_tol = tol if adjoint_tol is None else adjoint_tol
+        self.adjoint_tol = adjoint_tol
 
     def init(self, theta: Theta) -> dict[str, Any]:
-        return {"k": 0}
+        return {"k": 0, "shrunk": 1.0}
+
+    def shorten(self, state: Mapping[str, Any], factor: float) -> dict[str, Any]:
+        return dict(state) | {"shrunk": state["shrunk"] * factor}
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
-        k = state["k"]
-        alpha = power_decay(self.step_size, self.step_decay, k)
-        tol = power_decay(self.tol, self.tol_decay, k)
-        adjoint_tol = power_decay(self.adjoint_tol, self.tol_decay, k)
+        k, state = state["k"], dict(state)
+        if "tol" not in state:
+            state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
+        tol = power_decay(state["tol"], self.tol_decay, k)
+        adjoint_tol = power_decay(state["adjoint_tol"], self.tol_decay, k)
         result = oracle.hypergradient(theta, tol, adjoint_tol)
+        if "step" not in state:
+            state["step"] = first_step(self.step_size, theta, result.gradient)
+        alpha = state["shrunk"] * power_decay(state["step"], self.step_decay, k)
         moved = descend(oracle, theta, result.gradient, alpha)
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
-        return Step(moved, {"k": k + 1}, result.value.value, metrics)
+        return Step(moved, state | {"k": k + 1}, result.value.value, metrics)

@@ -24,7 +24,7 @@ import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
-from blt_upper.schedule import descend, step_metrics
+from blt_upper.schedule import Auto, accuracies, descend, first_step, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
 from bltoolbox.results import HypergradientResult, Step, Value
 from bltoolbox.tensors import theta_norm
@@ -36,9 +36,11 @@ class MAID(UpperOptimizer):
     """Adaptive inexact descent with a line search that knows its errors.
 
     Args:
-        step: α_0, the first step length tried.
-        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser.
-        adjoint_tol: δ_0, residual norm of the adjoint system; the same number as `tol` unless given.
+        step: α_0, the first step length tried; `auto` moves θ by 5 % of its norm.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
+            lower level moves at θ_0.
+        adjoint_tol: δ_0, residual norm of the adjoint system; unless given, the same number as `tol`, or 2 % of
+            the right-hand side at θ_0 if that is `auto`.
         eta: η; z may be wrong by the fraction 1 − η, and a step must gain η² of what z promises.
         shrink: ρ, by which the line search shortens the step.
         grow: by which an accepted step is lengthened for the next.
@@ -49,11 +51,12 @@ class MAID(UpperOptimizer):
 
     full_batch = True
     needs_bound = True
+    handles_floor = True
 
     def __init__(
         self,
-        step: Annotated[float, Gt(0)] = 1e-2,
-        tol: Annotated[float, Gt(0)] = 0.1,
+        step: Annotated[float, Gt(0)] | Auto = "auto",
+        tol: Annotated[float, Gt(0)] | Auto = "auto",
         adjoint_tol: Annotated[float, Gt(0)] | None = None,
         eta: Fraction = 0.5,
         shrink: Fraction = 0.5,
@@ -64,7 +67,7 @@ class MAID(UpperOptimizer):
     ) -> None:
         self.step_size = step
         self.tol = tol
-        self.adjoint_tol = tol if adjoint_tol is None else adjoint_tol
+        self.adjoint_tol = adjoint_tol
         self.eta = eta
         self.shrink = shrink
         self.grow = grow
@@ -73,13 +76,18 @@ class MAID(UpperOptimizer):
         self.trials = trials
 
     def init(self, theta: Theta) -> dict[str, Any]:
-        return {"alpha": self.step_size, "tol": self.tol, "adjoint_tol": self.adjoint_tol}
+        return {}
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
-        tol, adjoint_tol, trials, gradients = state["tol"], state["adjoint_tol"], self.trials, 0
+        state, trials, gradients = dict(state), self.trials, 0
+        if "tol" not in state:
+            state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
+        tol, adjoint_tol = state["tol"], state["adjoint_tol"]
         while True:
             result = oracle.hypergradient(theta, tol, adjoint_tol, bound=True)
             gradients += 1
+            if "alpha" not in state:
+                state["alpha"] = first_step(self.step_size, theta, result.gradient)
             length = theta_norm(result.gradient.values())
             accurate = result.bound is not None and result.bound <= (1 - self.eta) * length
             if accurate:
@@ -88,7 +96,7 @@ class MAID(UpperOptimizer):
                     break
                 trials += 1
             if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
-                return Step(dict(theta), dict(state), result.value.value, finished=reason)
+                return Step(dict(theta), state, result.value.value, finished=reason)
             tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
         moved, value, alpha, tried = found
         oracle.accept(value)

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
 from bltoolbox.interfaces import Oracle, Theta
 from bltoolbox.tensors import theta_norm
+
+#: A number, or one found at θ_0.
+Auto = Literal["auto"]
+
+#: `auto`: accuracies relative to the sizes at θ_0, and the length of the first step relative to that of θ_0.
+_ACCURACY, _FIRST_STEP = 0.02, 0.05
+
+
+def accuracies(
+    oracle: Oracle, theta: Theta, tol: float | Auto, adjoint_tol: float | None
+) -> tuple[float, float]:
+    """ε_0 and δ_0. With `auto`, ε_0 is relative to how far the lower level moves and δ_0 to the right-hand side."""
+    if tol != "auto":
+        return tol, tol if adjoint_tol is None else adjoint_tol
+    scales = oracle.scales(theta)
+    return _ACCURACY * scales.distance, adjoint_tol or _ACCURACY * scales.slope
+
+
+def first_step(step: float | Auto, theta: Theta, z: Theta) -> float:
+    """α_0. With `auto`, the first step changes θ by a twentieth of its norm."""
+    if step != "auto":
+        return step
+    length = theta_norm(z.values())
+    return _FIRST_STEP * theta_norm(theta.values()) / length if length else 1.0
 
 
 def power_decay(first: float, decay: float, k: int) -> float:

@@ -8,7 +8,7 @@ of the component: which input, what was expected, what came, and a likely cause.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,11 +38,12 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """A component under test: each call builds a new one from its example options."""
+    """A component under test: each call builds a new one from its example options, or those given on top."""
 
     registered: Registered
     registry: Registry
     folder: Path
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cls(self) -> type[Any]:
@@ -54,7 +55,7 @@ class Subject:
         found = self.cls.example(self.folder)
         if not isinstance(found, Mapping):
             fail(f"example() must return a mapping of options, not {_a(found)}")
-        return dict(found)
+        return {**found, **self.given}
 
     def __call__(self) -> Any:
         checker = Checker(self.registry)

@@ -42,7 +42,9 @@ def images(subject: Subject) -> None:
     require(bool(torch.isfinite(found).all()), f"clean({ids}) holds NaN or infinity")
     low, high = float(found.min()), float(found.max())
     hint = "; divide by 255" if high > 1.5 else ""
-    require(0 <= low and high <= 1, f"clean({ids}): expected values in [0, 1], got [{low:.4g}, {high:.4g}]{hint}")
+    require(
+        low >= 0 and high <= 1, f"clean({ids}): expected values in [0, 1], got [{low:.4g}, {high:.4g}]{hint}"
+    )
 
 
 @holds(KIND, "same id, same image")

@@ -57,7 +57,9 @@ def deterministic(subject: Subject) -> None:
         "apply(x) differed between two calls with the same x; draw masks and kernels once, from a seed",
     )
     init = [one.init_params(x.shape[1], keyed_generator("θ", 0)) for one in (first, second)]
-    require(same(*init), "init_params with equal generators differed; draw only from the generator it is given")
+    require(
+        same(*init), "init_params with equal generators differed; draw only from the generator it is given"
+    )
 
 
 @holds(KIND, "linear in x")
@@ -157,7 +159,9 @@ def strong_convexity(subject: Subject) -> None:
     shape, claimed = tuple(x.shape[1:]), False
     for theta in thetas(operator, x.shape[1]):
         bound = float(operator.strong_convexity(theta, shape))
-        require(bound >= 0, f"strong_convexity must not be negative, got {bound:.6g}; 0 says that none is known")
+        require(
+            bound >= 0, f"strong_convexity must not be negative, got {bound:.6g}; 0 says that none is known"
+        )
         if bound == 0:
             continue
         claimed = True
@@ -190,7 +194,10 @@ def add_noise(subject: Subject) -> None:
     noise = normal(*y.shape, seed=8)
     change = operator.add_noise(y, noise) - y
     good = bool(((change - noise).abs() <= 1e-9).logical_or(change.abs() <= 1e-9).all())
-    require(good, "add_noise must leave an entry of y as it is or add exactly its noise, which keeps σ what it says")
+    require(
+        good,
+        "add_noise must leave an entry of y as it is or add exactly its noise, which keeps σ what it says",
+    )
 
 
 @holds(KIND, "apply is differentiable in θ")

@@ -22,7 +22,7 @@ from bltoolbox.testing.problems import Gain, Tikhonov, smooth_images
 class SmoothedDifferences(Regularizer):
     """R_θ(x) = e^{θ_0} Σ_p (√(t_p² + ν²) − ν), t the horizontal differences: convex, smooth and not quadratic."""
 
-    def __init__(self, weight: float = 0.1, nu: float = 0.05) -> None:
+    def __init__(self, weight: float = 0.1, nu: float = 0.2) -> None:
         self.weight = weight
         self.nu = nu
 

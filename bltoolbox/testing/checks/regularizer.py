@@ -89,11 +89,10 @@ def initial_parameters(subject: Subject) -> None:
 def energy_shape(subject: Subject) -> None:
     one = trial(subject)
     energy = one.regularizer.energy(one.theta, one.x)
-    require_like(
-        energy, one.x, f"energy of {COUNT} images (sum over pixels, not over the batch)", (COUNT,)
-    )
+    require_like(energy, one.x, f"energy of {COUNT} images (sum over pixels, not over the batch)", (COUNT,))
     require(
-        bool(torch.isfinite(energy).all()), f"energy of noisy images in [0, 1] is not finite: {energy.tolist()}"
+        bool(torch.isfinite(energy).all()),
+        f"energy of noisy images in [0, 1] is not finite: {energy.tolist()}",
     )
 
 
@@ -229,15 +228,21 @@ def mixed_derivative(subject: Subject) -> None:
                               claimed.reshape(1), quotient.reshape(1))  # fmt: skip
     each = one.regularizer.pairing_gradients(one.theta, one.x, one.q)
     for name, whole in derivative.items():
-        cause = "each entry needs a leading sample dimension; their sum is the derivative of the summed pairing"
-        require_close(each[name].sum(0), whole, 1e-8, f"pairing_gradients[{name!r}] summed over samples", cause)
+        cause = (
+            "each entry needs a leading sample dimension; their sum is the derivative of the summed pairing"
+        )
+        require_close(
+            each[name].sum(0), whole, 1e-8, f"pairing_gradients[{name!r}] summed over samples", cause
+        )
 
 
 def _pairing_derivative(one: Trial) -> dict[str, Tensor]:
     leaves = {name: value.clone().requires_grad_() for name, value in one.theta.items()}
     total = one.regularizer.pairing(leaves, one.x, one.q).sum()
     if not total.requires_grad:
-        fail("pairing is not differentiable in θ; compute it from θ with torch operations, without detach or .item()")
+        fail(
+            "pairing is not differentiable in θ; compute it from θ with torch operations, without detach or .item()"
+        )
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
     return {name: torch.zeros_like(leaf) if part is None else part for (name, leaf), part in pairs}

@@ -23,7 +23,11 @@ def convex(subject: Subject) -> None:
     one = trial(subject)
     for seed, length in enumerate((1e-2, 0.1, 1.0, 10.0)):
         a = one.x
-        b = a + length * normal(*a.shape, seed=seed) if seed % 2 else noisy_images(COUNT, one.shape, 50 + seed)
+        b = (
+            a + length * normal(*a.shape, seed=seed)
+            if seed % 2
+            else noisy_images(COUNT, one.shape, 50 + seed)
+        )
         for t in (0.25, 0.5, 0.75):
             inner = one.regularizer.energy(one.theta, (1 - t) * a + t * b)
             ends = (one.regularizer.energy(one.theta, p) for p in (a, b))
@@ -106,7 +110,9 @@ def majorant(subject: Subject) -> None:
 def projections(subject: Subject) -> None:
     one = trial(subject)
     start = one.regularizer.init_params(one.shape[0], keyed_generator("θ", 0))
-    _same_theta(one.regularizer.project(start), start, "project(init_params(…))", "the initial θ must be admissible")
+    _same_theta(
+        one.regularizer.project(start), start, "project(init_params(…))", "the initial θ must be admissible"
+    )
     once = one.regularizer.project(_like(start, 31))
     cause = "projecting twice must change nothing more"
     _same_theta(one.regularizer.project(once), once, "project(project(θ))", cause)
@@ -115,7 +121,9 @@ def projections(subject: Subject) -> None:
     _same_theta(one.regularizer.project_gradient(of_a), of_a, "project_gradient(project_gradient(z))", cause)
     combined = one.regularizer.project_gradient({name: 2 * a[name] - 3 * b[name] for name in a})
     parts = {name: 2 * of_a[name] - 3 * of_b[name] for name in a}
-    _same_theta(combined, parts, "project_gradient(2a − 3b)", "it is for linear constraints; others belong in project")
+    _same_theta(
+        combined, parts, "project_gradient(2a − 3b)", "it is for linear constraints; others belong in project"
+    )
     left, right = _inner(of_a, b), _inner(a, of_b)
     require(
         abs(left - right) <= 1e-9 * (_inner(a, a) * _inner(b, b)) ** 0.5,
@@ -143,7 +151,10 @@ def check_respected(subject: Subject) -> None:
                 f"check accepts images of {size}, but energy raises {type(error).__name__} there ({reason});"
                 " let check return a sentence for such images"
             )
-        require(bool(torch.isfinite(value).all()), f"check accepts images of {size}, but energy is not finite there")
+        require(
+            bool(torch.isfinite(value).all()),
+            f"check accepts images of {size}, but energy is not finite there",
+        )
 
 
 def _points(one: Trial) -> dict[str, torch.Tensor]:
@@ -163,9 +174,7 @@ def _product(one: Trial, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tens
 
 
 def _largest_curvatures(one: Trial) -> list[tuple[str, float]]:
-    found = [
-        (where, extreme_eigenvalues(_product(one, x), x)[1]) for where, x in _points(one).items()
-    ]
+    found = [(where, extreme_eigenvalues(_product(one, x), x)[1]) for where, x in _points(one).items()]
     near = one.x + 1e-4 * one.v
     change = one.regularizer.gradient(one.theta, near) - one.regularizer.gradient(one.theta, one.x)
     quotient = float((dot(change, one.v) / (1e-4 * dot(one.v, one.v))).max())
@@ -186,5 +195,3 @@ def _same_theta(found: Theta, expected: Theta, what: str, cause: str) -> None:
 
 def _inner(a: Theta, b: Theta) -> float:
     return float(sum((a[name] * b[name]).sum() for name in a))
-
-

@@ -92,8 +92,9 @@ def _slack(samples: Tensor) -> Tensor:
 
 @holds(KIND, "same seed, same draws")
 def deterministic(subject: Subject) -> None:
-    first, second = ([_plain(batch) for batch in _draw(subject(), 3, 8)] for _ in range(2)) require(same(first,
-    second), "two samplers with the same seed drew different batches; use a generator keyed by seed")
+    first, second = ([_plain(batch) for batch in _draw(subject(), 3, 8)] for _ in range(2))
+    message = "two samplers with the same seed drew different batches; use a generator keyed by seed"
+    require(same(first, second), message)
 
 
 @holds(KIND, "the state survives saving, and draws go on as before")

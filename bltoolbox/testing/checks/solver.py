@@ -86,7 +86,9 @@ def compactable(subject: Subject) -> None:
     for bench in _benches(subject):
         lower, solver = bench.lower(), subject()
         state = _advance(solver, lower, 2)
-        require(dataclasses.is_dataclass(state), f"the state must be a dataclass, not a {type(state).__name__}")
+        require(
+            dataclasses.is_dataclass(state), f"the state must be a dataclass, not a {type(state).__name__}"
+        )
         count = len(bench.y)
         for field in dataclasses.fields(state):
             value = getattr(state, field.name)
@@ -163,15 +165,15 @@ def constraint(subject: Subject) -> None:
     if not subject.cls.handles_constraint:
         raise NotApplicable("it declares handles_constraint = False")
     bench = quadratic(subject, constraint="box")
-    assert bench.formula is not None
     # Measurements far outside, so that the constraint matters.
     bench = dataclasses.replace(bench, y=3 * bench.y - 1)
+    assert bench.formula is not None
     lower, solver = bench.lower(), subject()
     state = solver.init(lower, lower.start())
     for k in range(STEPS):
         low, high = float(state.x.min()), float(state.x.max())
         require(
-            0 <= low and high <= 1,
+            low >= 0 and high <= 1,
             f"after {k} steps x has values in [{low:.4g}, {high:.4g}] although it must stay in [0, 1];"
             " pass every iterate through lower.project",
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bltoolbox.errors import BudgetExhausted
 from bltoolbox.interfaces import Theta, UpperOptimizer
-from bltoolbox.results import HypergradientResult, Step, Value
+from bltoolbox.results import HypergradientResult, Scales, Step, Value
 from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds, normal, require, require_like, same
 from bltoolbox.testing.checks.sampler import reload
 
@@ -70,6 +70,10 @@ class QuadraticOracle:
             z, self.value(theta, tol), adjoint_tol, 1.0, error if bound else None, kind, floor
         )
 
+    def scales(self, theta: Theta) -> Scales:
+        self._spend(theta)
+        return Scales(1.0, 1.0)
+
     def accept(self, value: Value) -> None:
         require(isinstance(value, Value), "accept takes the Value of a trial")
 
@@ -83,7 +87,9 @@ def _curvature(target: Tensor) -> Tensor:
 
 def _problem(dtype: torch.dtype = torch.float64, **options: Any) -> tuple[dict[str, Tensor], QuadraticOracle]:
     target = {"regularizer.kernels": normal(2, 3, seed=1), "regularizer.log_weight": normal(1, seed=2)}
-    theta = {name: (value + 1.0 + 0.1 * normal(*value.shape, seed=3)).to(dtype) for name, value in target.items()}
+    theta = {
+        name: (value + 1.0 + 0.1 * normal(*value.shape, seed=3)).to(dtype) for name, value in target.items()
+    }
     return theta, QuadraticOracle(target, **options)
 
 
@@ -116,14 +122,19 @@ def record(subject: Subject) -> None:
         optimizer = subject()
         step = optimizer.step(theta, oracle, optimizer.init(theta))
         require(isinstance(step, Step), f"step must return a Step, not a {type(step).__name__}")
-        require(set(step.theta) == set(theta), f"the new θ has the names {sorted(step.theta)}, not {sorted(theta)}")
+        require(
+            set(step.theta) == set(theta),
+            f"the new θ has the names {sorted(step.theta)}, not {sorted(theta)}",
+        )
         for name, value in theta.items():
             require_like(step.theta[name], value, f"θ[{name!r}] after a step in {str(dtype)[6:]}")
         loss = isinstance(step.loss, float) and math.isfinite(step.loss)
         require(loss, f"the loss of a step must be a finite float, got {step.loss!r}")
         for name, entry in step.metrics.items():
             plain = isinstance(entry, float | int | str)
-            require(plain, f"metric {name!r} must be a number or text, got a {type(entry).__name__}; use float(…)")
+            require(
+                plain, f"metric {name!r} must be a number or text, got a {type(entry).__name__}; use float(…)"
+            )
 
 
 @holds(KIND, "same input, same result")

@@ -1,0 +1,159 @@
+"""``blt check``: do components keep what their roles promise, and is the hypergradient of a recipe right?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
+from bltoolbox.cli.completion import complete_component, complete_recipe
+from bltoolbox.errors import UsageError
+
+if TYPE_CHECKING:
+    from bltoolbox.registry import Registered, Registry
+    from bltoolbox.testing.conformance import Outcome
+    from bltoolbox.testing.recipe_check import RecipeCheck
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("check")(check)
+
+
+def _complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return complete_component(ctx, incomplete) + complete_recipe(ctx, incomplete)
+
+
+def check(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PLUGIN|DISTRIBUTION|KIND/NAME|NAME|RECIPE]... [KEY=VALUE]...",
+            help="What to check; everything installed. Overrides are for recipes.",
+            autocompletion=_complete,
+        ),
+    ] = None,
+    as_json: Json = False,
+    plugin: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Check components against the conformance suite, or the hypergradient of a recipe against differences.
+
+    Without a target everything installed is checked, or with --plugin the components of those files. A recipe (a .yaml
+    file, or the name of a shipped one) is checked as it stands: its hypergradient against central differences on a few
+    of its samples, and where an error comes from. Exit code 1 if anything fails, 4 if a plugin is broken.
+
+    For example: blt check regularizer/tv, or blt check denoise regularizer=tv
+    """
+    targets, overrides = split_overrides(arguments or [])
+    registry = open_registry(plugin, warn=not as_json)
+    recipes = [target for target in targets if _is_recipe(target, registry)]
+    if overrides and not recipes:
+        raise UsageError(f"{overrides[0]} is for a recipe, and none is named")
+    names = [target for target in targets if target not in recipes]
+    components, broken = _selection(registry, names, plugin or [], everything=not targets)
+    outcomes = _check_components(components, registry, quiet=as_json)
+    checks = [_check_recipe(recipe, overrides, registry, quiet=as_json) for recipe in recipes]
+    if as_json:
+        print_json(
+            {
+                "passed": _code(outcomes, checks, broken) == 0,
+                "components": [outcome.to_json() for outcome in outcomes],
+                "recipes": [one.to_json() for one in checks],
+                "broken": broken,
+            }
+        )
+    raise typer.Exit(_code(outcomes, checks, broken))
+
+
+def _is_recipe(target: str, registry: Registry) -> bool:
+    """An existing YAML file, or the name of a shipped recipe that is no component's."""
+    from bltoolbox.recipe import shipped_recipes
+
+    path = Path(target)
+    if path.suffix in (".yaml", ".yml"):
+        return True
+    return target in shipped_recipes() and all(one.name != target for one in registry.components())
+
+
+def _selection(
+    registry: Registry, names: Sequence[str], files: Sequence[Path], everything: bool
+) -> tuple[list[Registered], list[str]]:
+    """The components to check, and sentences about the plugins that are broken."""
+    from bltoolbox.testing.conformance import select
+
+    names = [*names] if not everything else [file.name for file in files]
+    if names:
+        return list(dict.fromkeys(one for name in names for one in select(registry, name))), []
+    return (registry.components(), registry.warnings()) if everything else ([], [])
+
+
+def _check_components(components: Sequence[Registered], registry: Registry, quiet: bool) -> list[Outcome]:
+    from bltoolbox.testing.conformance import check_component
+
+    outcomes: list[Outcome] = []
+    width = max((len(f"{one.kind}/{one.name}") for one in components), default=0)
+    for one in components:
+        found = check_component(one, registry)
+        outcomes += found
+        if not quiet:
+            _print_component(f"{one.kind}/{one.name}", width, found)
+    if components and not quiet:
+        bad = {(one.kind, one.name) for one in outcomes if one.status == "failed"}
+        say(f"{len(components) - len(bad)} of {len(components)} components conform")
+    return outcomes
+
+
+def _print_component(name: str, width: int, outcomes: Sequence[Outcome]) -> None:
+    failed = [one for one in outcomes if one.status == "failed"]
+    skipped = sum(one.status == "skipped" for one in outcomes)
+    tried = len(outcomes) - skipped
+    aside = f" ({skipped} do not apply)" if skipped else ""
+    if not failed:
+        typer.echo(f"✓ {name:{width}}  {tried} properties{aside}")
+        return
+    typer.echo(f"✗ {name:{width}}  {len(failed)} of {tried} properties fail{aside}")
+    for one in failed:
+        typer.echo(f"    {one.property}: {one.message}")
+
+
+def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, quiet: bool) -> RecipeCheck:
+    from bltoolbox.recipe import load_recipe
+    from bltoolbox.testing.recipe_check import check_recipe
+
+    recipe = load_recipe(source, overrides, registry)
+    if not quiet:
+        say(f"{source}: comparing the hypergradient with central differences, in float64 …")
+    found = check_recipe(recipe, registry)
+    if not quiet:
+        _print_recipe(source, found)
+    return found
+
+
+def _print_recipe(source: str, found: RecipeCheck) -> None:
+    typer.secho(f"{source}, {found.samples} samples", bold=True)
+    width = max([len(row.direction) for row in found.rows] + [len("direction")])
+    typer.echo(f"  {'direction':{width}}  {'⟨z, d⟩':>14}  {'differences':>14}  {'error':>8}")
+    for row in found.rows:
+        numbers = f"{row.hypergradient:14.6g}  {row.differences:14.6g}  {row.error:8.1e}"
+        typer.echo(f"  {row.direction:{width}}  {numbers}  {_mark(row.ok)}")
+    width = max(len(link.what) for link in found.links)
+    for link in found.links:
+        numbers = f"{link.error:8.1e} of {link.allowed:.0e}"
+        typer.echo(f"  {link.place:16}  {link.what:{width}}  {numbers}  {_mark(link.ok)}")
+    typer.echo(f"{_mark(found.passed)} {found.verdict}")
+
+
+def _mark(ok: bool) -> str:
+    return "✓" if ok else "✗"
+
+
+def _code(outcomes: Sequence[Outcome], checks: Sequence[RecipeCheck], broken: Sequence[Any]) -> int:
+    """4 for what could not even be loaded, 1 for what fails."""
+    failed = [one for one in outcomes if one.status == "failed"]
+    if broken or any(one.property == "can be imported" for one in failed):
+        return 4
+    return int(bool(failed) or not all(one.passed for one in checks))

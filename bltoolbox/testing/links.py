@@ -1,0 +1,191 @@
+"""The links of a hypergradient, each tried by itself, in the order in which an error spreads.
+
+What is believed is the energy: derivatives that a component writes itself are held against those of its energy, so that
+a wrong gradient is not also blamed on the Hessian and on the mixed derivative, which may be right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bltoolbox.errors import NumericalError
+from bltoolbox.interfaces import Theta
+from bltoolbox.linear import ConjugateGradients, solve_linear
+from bltoolbox.loop import solve
+from bltoolbox.oracle import BilevelOracle
+from bltoolbox.problem import LowerLevel, UpperLoss
+from bltoolbox.results import Estimate, Solution
+from bltoolbox.tensors import dot, expand, norm
+from bltoolbox.testing.checks.base import normal
+from bltoolbox.testing.checks.numerics import best_difference
+from bltoolbox.testing.reference import energy_gradient
+
+LOWER, LINEAR, MIXED = "lower level", "linear system", "mixed derivative"
+#: Relative errors of derivatives that are accepted.
+GRADIENT, HESSIAN, THETA = 1e-5, 1e-3, 1e-3
+#: By which residuals may miss their tolerance, the recipe's own limits being tight for it.
+SLACK = 10.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """One thing that was tried: how large its error is, how large it may be, and what to say if it is larger."""
+
+    place: str
+    what: str
+    error: float
+    allowed: float
+    sentence: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.allowed
+
+
+def hypergradient_links(
+    oracle: BilevelOracle, lower: LowerLevel, upper: UpperLoss, reference: Tensor, weights: Tensor, tol: float
+) -> tuple[tuple[Link, ...], dict[str, Tensor]]:
+    """All links, and z as the recipe's components compute it at tight tolerances."""
+    solver, estimator = oracle.solver, oracle.hypergradient
+    solution = solve(solver, lower, lower.start(), tol, limit=max(oracle.iteration_limit, 20_000))
+    tols, start = torch.full_like(lower.mu, tol), torch.zeros_like(solution.x)
+    try:
+        estimate = estimator.estimate(lower, upper, solution.x, weights, tols, start)
+        refusal = ""
+    except NumericalError as error:
+        nothing = {name: torch.full_like(value, float("nan")) for name, value in lower.theta.items()}
+        infinite = torch.full_like(tols, float("inf"))
+        estimate, refusal = (
+            Estimate(nothing, None, infinite, torch.zeros_like(tols, dtype=torch.long)),
+            str(error),
+        )
+    q = _adjoint(lower, upper, solution.x, estimate)
+    prior, method = type(lower.regularizer).__name__, type(solver).__name__
+    links = (
+        _gradient(lower, reference, prior),
+        _residual(lower, solution, tol, method),
+        _distance(lower, solution, reference, tol, method),
+        _hessian(lower, reference, q, prior),
+        _adjoint_residual(lower, upper, solution.x, estimate, tol, refusal or type(estimator).__name__),
+        _mixed(lower, reference, q, prior),
+    )
+    return links, estimate.gradient
+
+
+def inner(a: Theta, b: Theta) -> float:
+    return float(sum((a[name].double() * b[name].double()).sum() for name in a))
+
+
+def theta_size(theta: Theta) -> float:
+    return inner(theta, theta) ** 0.5
+
+
+def _gradient(lower: LowerLevel, x: Tensor, who: str) -> Link:
+    """∇h along a random direction; off the minimiser, where it is not zero."""
+    x = x + 0.05 * normal(*x.shape, seed=3)
+    v = normal(*x.shape, seed=4)
+    claimed = dot(lower.gradient(x), v)
+    quotient, error = best_difference(lambda t: lower.energy(x + t * v), claimed)
+    sentence = (
+        f"the gradient of h does not match differences of its energy ({float(claimed[0]):.6g} instead of"
+        f" {float(quotient[0]):.6g} along a random direction); look at gradient() of {who}, or the operator's adjoint"
+    )
+    return Link(LOWER, "∇h against differences of h", error, GRADIENT, sentence)
+
+
+def _residual(lower: LowerLevel, solution: Solution, tol: float, who: str) -> Link:
+    residual = float(lower.residual(solution.x).max())
+    sentence = (
+        f"{who} ends at a residual of {residual:.2g} where {tol:g} was asked"
+        f" ({solution.status[int(solution.residual.argmax())].value})"
+    )
+    return Link(LOWER, "residual ‖∇h(x̃)‖", residual, SLACK * tol, sentence)
+
+
+def _distance(lower: LowerLevel, solution: Solution, reference: Tensor, tol: float, who: str) -> Link:
+    """‖x̃ − x̂‖ ≤ tol/μ; where μ is unknown only a gross error can be told."""
+    mu = torch.where(lower.mu > 0, lower.mu, 1e-4)
+    distance = norm(solution.x - reference) * mu
+    found = float(distance.max())
+    apart = float(norm(solution.x - reference).max())
+    sentence = (
+        f"{who} ends {apart:.2g} away from the minimiser of the energy that the reference solver finds, more"
+        " than its residual allows"
+    )
+    return Link(LOWER, "μ‖x̃ − x̂‖ against the reference", found, SLACK * tol, sentence)
+
+
+def _hessian(lower: LowerLevel, x: Tensor, q: Tensor, who: str) -> Link:
+    """∇²h along the adjoint, the direction that matters, on the free pixels of x."""
+    v = q / expand(norm(q).clamp_min(1e-300), q)
+    linearization = lower.linearize(x)
+    free = torch.ones_like(x) if linearization.free is None else linearization.free.to(x)
+    v = v * free
+    claimed = linearization.hvp(v)
+    quotient, error = best_difference(lambda t: energy_gradient(lower, x + t * v) * free, claimed)
+    along = float(dot(v, claimed)[0]), float(dot(v, quotient)[0])
+    sentence = (
+        f"Hessian products do not match differences of the gradient (⟨v, ∇²h v⟩ = {along[0]:.6g} instead of"
+        f" {along[1]:.6g}); look at linearize() of {who}"
+    )
+    return Link(LINEAR, "∇²h v against differences of ∇h", error, HESSIAN, sentence)
+
+
+def _adjoint_residual(
+    lower: LowerLevel, upper: UpperLoss, x: Tensor, estimate: Estimate, tol: float, who: str
+) -> Link:
+    if estimate.adjoint is None:
+        residual = float(estimate.residual.max())
+    else:
+        right = upper.gradient(x)
+        residual = float(norm(right - lower.linearize(x).hvp(estimate.adjoint)).max())
+    sentence = (
+        f"{who} leaves a residual ‖∇g − ∇²h q‖ of {residual:.2g} where {tol:g} was asked; raise its iteration limit,"
+        " or take another hypergradient"
+        if residual < float("inf")
+        else who
+    )
+    return Link(LINEAR, "residual ‖∇g − ∇²h q‖", residual, SLACK * tol, sentence)
+
+
+def _mixed(lower: LowerLevel, x: Tensor, q: Tensor, who: str) -> Link:
+    """∂_θ⟨∇h, q⟩, the worst of all blocks; at the reference point, with the gradient of the energy."""
+    free = lower.free(x, lower.gradient(x)).to(q) if lower.constrained else torch.ones_like(q)
+    q = q * free
+    claimed = lower.mixed(x, q, torch.ones_like(lower.mu))
+    size = theta_size(claimed)
+    worst = Link(MIXED, "∂_θ⟨∇h, q⟩ against differences in θ", 0.0, THETA)
+    for k, (name, value) in enumerate(lower.theta.items()):
+        d = normal(*value.shape, seed=60 + k) / max(value.numel(), 1) ** 0.5
+        mine = (claimed[name] * d).sum()
+
+        def along(t: float, name: str = name, d: Tensor = d) -> Tensor:
+            moved = lower.at.problem.at(lower.theta | {name: lower.theta[name] + t * d}, lower.shape)
+            return dot(energy_gradient(moved.on(lower.y), x), q).sum()
+
+        quotient, _ = best_difference(along, mine)
+        scale = max(abs(float(quotient)), abs(float(mine)), 1e-4 * size, 1e-300)
+        error = abs(float(quotient - mine)) / scale
+        if not error <= worst.error:
+            sentence = (
+                f"the derivative of ⟨∇h, q⟩ in {name} is {float(mine):.6g}, and {float(quotient):.6g} by"
+                f" differences; look at pairing() of {who if name.startswith('regularizer') else 'the operator'}"
+            )
+            worst = Link(MIXED, worst.what, error, THETA, sentence)
+    return worst
+
+
+def _adjoint(lower: LowerLevel, upper: UpperLoss, x: Tensor, estimate: Estimate) -> Tensor:
+    """The estimator's own q, or one by conjugate gradients where it has none."""
+    if estimate.adjoint is not None and bool(torch.isfinite(estimate.adjoint).all()):
+        return estimate.adjoint
+    right, tol = upper.gradient(x), torch.full_like(lower.mu, 1e-6)
+    try:
+        with torch.no_grad():
+            method = ConjugateGradients("the check")
+            return solve_linear(method, lower.linearize(x), right, torch.zeros_like(right), tol, 500)[0]
+    except NumericalError:
+        return right

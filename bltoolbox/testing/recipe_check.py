@@ -1,0 +1,184 @@
+"""Is the hypergradient of a recipe right, and if not, where does the error come from?
+
+    ⟨z, d⟩  against  (f(θ + td) − f(θ − td)) / 2t,        f(θ) = 1/n Σ ‖x̂_i(θ) − x*_i‖²  over n samples of the recipe
+
+Everything is as in the recipe (operator, noise, regularizer, constraint, solver, estimator, initial θ), only in
+float64 and with tight tolerances. x̂(θ ± td) comes from a reference solver that believes energies alone, so that f is
+right even when a component's own derivatives are not. Directions: one in each block of parameters, and random ones over
+all, within what a linear constraint leaves free.
+
+Each link of z = −∂_θ⟨∇h(x̃, θ), q⟩, ∇²h q = ∇g, is then tried by itself:
+
+* lower level: ∇h against differences of h; the residual of x̃; its distance from the reference solution;
+* linear system: ∇²h v against differences of ∇h; the residual ‖∇g − ∇²h q‖ recomputed;
+* mixed derivative: ∂_θ⟨∇h, q⟩ against differences in θ at fixed x and q.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.assemble import assemble
+from bltoolbox.interfaces import Theta
+from bltoolbox.oracle import BilevelOracle
+from bltoolbox.problem import LowerLevel, UpperLoss
+from bltoolbox.recipe import Recipe
+from bltoolbox.registry import Registry
+from bltoolbox.testing.checks.base import normal
+from bltoolbox.testing.links import Link, hypergradient_links, inner, theta_size
+from bltoolbox.testing.reference import reference_solve
+
+#: Tolerance of the lower level (a gradient norm) and of the adjoint system.
+TIGHT = 1e-9
+#: That of the reference, whose errors a difference quotient divides by its step.
+REFERENCE = 1e-12
+#: Steps in θ; the better one counts.
+STEPS = (1e-3, 1e-4)
+#: Relative error of ⟨z, d⟩ that is accepted.
+ACCEPTED = 1e-3
+SAMPLES = 2
+RANDOM = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One direction: the derivative by z and by differences."""
+
+    direction: str
+    hypergradient: float
+    differences: float
+    #: Of their difference, relative to the larger (or to 1 % of ‖z‖ where both are small).
+    error: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= ACCEPTED
+
+
+@dataclass(frozen=True)
+class RecipeCheck:
+    """The comparison, the links, and a sentence about them."""
+
+    recipe: str
+    samples: int
+    rows: tuple[Row, ...]
+    links: tuple[Link, ...]
+    verdict: str
+    passed: bool
+    #: Where the error comes from: ``lower level``, ``linear system``, ``mixed derivative``, ``estimator`` or nothing.
+    source: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Some samples of a recipe."""
+
+    oracle: BilevelOracle
+    theta: dict[str, Tensor]
+    x_true: Tensor
+    y: Tensor
+    weights: Tensor
+
+    def lower(self, theta: Theta | None = None) -> LowerLevel:
+        chosen = self.theta if theta is None else theta
+        return self.oracle.problem.at(chosen, self.oracle.samples.shape).on(self.y)
+
+    def value(self, theta: Theta, start: Tensor) -> float:
+        """f by the reference solver."""
+        x = reference_solve(self.lower(theta), start, REFERENCE)
+        return float(self.weights @ UpperLoss(self.x_true).value(x))
+
+
+def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> RecipeCheck:
+    """Compare z with central differences of f on the first samples of a recipe, and find the cause of an error."""
+    bench = _assemble(recipe, registry, samples)
+    lower = bench.lower()
+    reference = reference_solve(lower, lower.start(), REFERENCE)
+    links, z = hypergradient_links(
+        bench.oracle, lower, UpperLoss(bench.x_true), reference, bench.weights, TIGHT
+    )
+    z = bench.oracle.problem.project_gradient(z)
+    rows = tuple(_compare(bench, z, name, d, reference) for name, d in _directions(bench, z))
+    biased = not bench.oracle.hypergradient.exact
+    return _conclude(recipe, len(bench.y), rows, links, biased)
+
+
+def _assemble(recipe: Recipe, registry: Registry, samples: int) -> _Bench:
+    """The recipe's own parts, in float64 on the CPU, without what is not needed."""
+    settings = dataclasses.replace(recipe, dtype="float64", device="cpu", evaluation=None, baseline=None)
+    experiment = assemble(settings, registry)
+    oracle = experiment.oracle
+    x_true, y = oracle.samples.batch(range(min(samples, len(oracle.samples))))
+    weights = torch.full((len(y),), 1 / len(y), dtype=torch.float64)
+    return _Bench(oracle, dict(experiment.theta), x_true, y, weights)
+
+
+def _directions(bench: _Bench, z: Theta) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Unit vectors: in each block by itself, then over all of them."""
+    blocks = [(name, {name}) for name in bench.theta] if len(bench.theta) > 1 else []
+    everything = [(f"random {k + 1}", set(bench.theta)) for k in range(RANDOM)]
+    for seed, (label, names) in enumerate([*blocks, *everything]):
+        raw = {
+            name: normal(*value.shape, seed=seed) / max(value.numel(), 1) ** 0.5
+            if name in names
+            else torch.zeros_like(value)
+            for name, value in bench.theta.items()
+        }
+        free = bench.oracle.problem.project_gradient(raw)
+        length = theta_size(free)
+        if length > 1e-9:
+            yield label, {name: part / length for name, part in free.items()}
+
+
+def _compare(bench: _Bench, z: Theta, name: str, direction: Theta, start: Tensor) -> Row:
+    claimed, floor = inner(z, direction), 0.01 * theta_size(z)
+    best = Row(name, claimed, float("nan"), float("inf"))
+    for step in STEPS:
+        ends = [
+            bench.value({key: value + t * direction[key] for key, value in bench.theta.items()}, start)
+            for t in (step, -step)
+        ]
+        quotient = (ends[0] - ends[1]) / (2 * step)
+        error = abs(quotient - claimed) / max(abs(quotient), abs(claimed), floor, 1e-300)
+        if error < best.error or best.differences != best.differences:
+            best = Row(name, claimed, quotient, error)
+        if best.ok:
+            break
+    return best
+
+
+def _conclude(
+    recipe: Recipe, samples: int, rows: tuple[Row, ...], links: tuple[Link, ...], biased: bool
+) -> RecipeCheck:
+    wrong, broken = [row for row in rows if not row.ok], [link for link in links if not link.ok]
+    worst = max((row.error for row in rows), default=0.0)
+    passed, source = not wrong, None
+    if not wrong and not broken:
+        verdict = f"the hypergradient agrees with central differences (largest relative error {worst:.1e})"
+    elif broken and not (biased and all(link.place == "linear system" for link in broken)):
+        passed, source = False, broken[0].place
+        agrees = "" if wrong else " (too little to be seen in z here)"
+        verdict = f"the error comes from the {source}{agrees}: {broken[0].sentence}"
+    elif biased:
+        passed = True
+        verdict = (
+            f"{recipe.hypergradient.name} is biased by design, here by up to {100 * worst:.2g} %;"
+            " everything that it is made of is right"
+        )
+    else:
+        passed, source = False, "estimator"
+        verdict = (
+            f"z is wrong by up to {100 * worst:.2g} %, although the lower level, the linear system and the mixed"
+            f" derivative are right: hypergradient {recipe.hypergradient.name!r} puts them together wrongly"
+        )
+    return RecipeCheck(recipe.name, samples, rows, links, verdict, passed, source)

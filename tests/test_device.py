@@ -1,0 +1,156 @@
+"""Nothing mixes devices: on pretended CUDA tensors everywhere, and on a real device where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import BOUNDARIES, SOLVERS, initial, kept, oracle_for, relative_error, small_foe, small_tv
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bltoolbox.interfaces import Regularizer
+from bltoolbox.problem import LowerLevel, Problem, UpperLoss, join
+from bltoolbox.samples import Samples
+from bltoolbox.testing import Gain, Images, full_batch, smooth_images
+
+SHAPE = (3, 8, 9)
+PRIORS: dict[str, Callable[[], Regularizer]] = {
+    **{f"foe-{boundary}": (lambda boundary=boundary: small_foe(boundary)) for boundary in BOUNDARIES},
+    "foe-pixel": lambda: small_foe("periodic", basis="pixel", smoothing="per-filter"),
+    "tv": small_tv,
+    "tv-separate": lambda: small_tv("separate"),
+}
+every_prior = pytest.mark.parametrize("prior", PRIORS)
+
+
+@contextlib.contextmanager
+def pretended(device: str) -> Iterator[torch.device]:
+    """Tensors without memory that refuse to meet those of another device.
+
+    ``cuda`` is as strict as the real one, but its backward pass needs a driver; ``meta`` has one everywhere.
+    """
+    # Constants that a component computed before, on the CPU, may be moved to the device.
+    with FakeTensorMode(allow_non_fake_inputs=True) if device == "cuda" else contextlib.nullcontext():
+        yield torch.device(device)
+
+
+def parameters(regularizer: Regularizer) -> dict[str, tuple[int, ...]]:
+    """Shapes, from real parameters, so that what a component keeps is filled with real numbers."""
+    return {name: tuple(value.shape) for name, value in initial(regularizer).items()}
+
+
+def level(
+    regularizer: Regularizer, shapes: dict[str, tuple[int, ...]], device: torch.device, **options: object
+) -> LowerLevel:
+    problem = Problem(Gain(), regularizer, **options)  # type: ignore[arg-type]
+    theta = {name: torch.empty(shape, device=device) for name, shape in shapes.items()}
+    return problem.at(join(regularizer=theta), SHAPE).on(torch.empty(2, *SHAPE, device=device))
+
+
+def check(results: dict[str, Any], device: str) -> None:
+    for name, value in results.items():
+        assert isinstance(value, Tensor) and value.device.type == device, name
+        assert value.dtype == torch.float32, name
+
+
+@every_prior
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_regularizers_stay_on_the_device(prior: str, device: str) -> None:
+    regularizer = PRIORS[prior]()
+    shapes = parameters(regularizer)
+    with pretended(device) as place:
+        theta = {name: torch.empty(shape, device=place) for name, shape in shapes.items()}
+        x, q = torch.empty(2, *SHAPE, device=place), torch.empty(2, *SHAPE, device=place)
+        t = regularizer.analyse(theta, x)
+        results = {
+            "energy": regularizer.energy(theta, x),
+            "gradient": regularizer.gradient(theta, x),
+            "hvp": regularizer.linearize(theta, x)(q),
+            "pairing": regularizer.pairing(theta, x, q),
+            "analyse": t,
+            "synthesise": regularizer.synthesise(theta, t, SHAPE),
+            "majorant": regularizer.majorant(theta, t),
+            "lipschitz": regularizer.lipschitz(theta, SHAPE),
+            **regularizer.project(theta),
+            **regularizer.project_gradient(theta),
+        }
+        if device == "meta":
+            results |= regularizer.pairing_gradients(theta, x, q)
+        check(results, device)
+
+
+@every_prior
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("ridge", [0.0, 0.5])
+def test_solvers_start_and_step_on_the_device(prior: str, solver: str, ridge: float) -> None:
+    regularizer = PRIORS[prior]()
+    shapes = parameters(regularizer)
+    with pretended("cuda") as place:
+        lower = level(regularizer, shapes, place, strong_convexity=ridge)
+        method = SOLVERS[solver]()
+        state = method.init(lower, lower.start())
+        for _ in range(2):
+            state = method.step(lower, state)
+        check({name: value for name, value in vars(state).items() if value is not None}, "cuda")
+
+
+@every_prior
+@pytest.mark.parametrize("constraint", ["none", "box"])
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_linearisation_and_mixed_derivative_stay_on_the_device(
+    prior: str, constraint: str, device: str
+) -> None:
+    regularizer = PRIORS[prior]()
+    shapes = parameters(regularizer)
+    with pretended(device) as place:
+        lower = level(regularizer, shapes, place, constraint=constraint)
+        x, q = lower.start(), torch.empty(2, *SHAPE, device=place)
+        system, upper = lower.linearize(x), UpperLoss(torch.empty(2, *SHAPE, device=place))
+        index = torch.empty(1, dtype=torch.long, device=place)
+        results = {
+            "hvp": system.hvp(q),
+            "part": system.take(index).hvp(q[:1]),
+            "residual": lower.residual(x),
+            "energy": lower.energy(x),
+            "slope": upper.gradient(x),
+        }
+        if device == "meta":
+            results |= lower.mixed(x, q, torch.empty(2, device=place)) | lower.mixed_each(x, q)
+        check(results, device)
+
+
+cuda = pytest.mark.cuda
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+@cuda
+@needs_cuda
+@every_prior
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_device_gives_what_the_cpu_gives(prior: str, solver: str) -> None:
+    theta = join(regularizer=initial(PRIORS[prior]()))
+    results = []
+    for device in ("cpu", "cuda"):
+        oracle = oracle_for(PRIORS[prior](), solver)
+        oracle.samples = Samples(
+            Images(smooth_images(3, SHAPE)), Gain(), noise=0.1, dtype=torch.float64, device=device
+        )
+        there = {name: value.to(device) for name, value in theta.items()}
+        result = oracle.on(full_batch(oracle)).hypergradient(there, 1e-9, 1e-9, bound=True)
+        assert all(part.device.type == device for part in result.gradient.values())
+        assert kept(oracle.solutions, range(3)).device.type == device
+        results.append(result)
+    on_cpu, on_gpu = results
+    assert relative_error({k: v.cpu() for k, v in on_gpu.gradient.items()}, on_cpu.gradient) < 1e-6
+    assert on_gpu.value.value == pytest.approx(on_cpu.value.value, rel=1e-8)
+
+
+@cuda
+@needs_cuda
+def test_noise_is_the_same_on_a_device() -> None:
+    pair = [Samples(Images(smooth_images(2)), Gain(), noise=0.1, device=device) for device in ("cpu", "cuda")]
+    torch.testing.assert_close(pair[0].batch([0, 1])[1], pair[1].batch([0, 1])[1].cpu(), rtol=0, atol=1e-6)
