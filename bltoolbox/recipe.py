@@ -84,7 +84,7 @@ class Checkpoint:
 
     Args:
         every: Seconds between checkpoints; 0 writes one after every oracle call. Longer if they would take more
-        than 5 % of the time.
+            than 5 % of the time.
     """
 
     every: Annotated[float, Ge(0)] = 60.0

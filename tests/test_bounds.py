@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from helpers import REGULARIZERS, SOLVERS, flat, initial, oracle_for, small_foe
@@ -20,10 +22,14 @@ FOE = FieldOfExperts(filters=10, kernel_size=7)
 THETA = join(regularizer=FOE.init_params(3, torch.Generator()))
 
 
+@cache
+def images() -> Tensor:
+    return DeadLeaves(count=COUNT, size=20, cache=False).clean(range(COUNT))
+
+
 def natural(solver: str) -> BilevelOracle:
     """Denoising of natural-looking images with the initial cosine filters."""
-    images = DeadLeaves(count=COUNT, size=24, cache=False).clean(range(COUNT))
-    return make_oracle(images, FOE, SOLVERS[solver](), CGIFT(), noise=25 / 255)
+    return make_oracle(images(), FOE, SOLVERS[solver](), CGIFT(), noise=25 / 255)
 
 
 def single(i: int) -> Batch:
@@ -40,8 +46,7 @@ def exact() -> list[Tensor]:
     return [flat(result.gradient) for result in results]
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("tol", [1.0, 1e-2])
+@pytest.mark.parametrize(("solver", "tol"), [("agd", 1.0), ("mm", 1.0), ("mm", 1e-2)])
 def test_bound_is_above_the_error_and_within_a_factor_of_100(
     exact: list[Tensor], solver: str, tol: float
 ) -> None:

@@ -112,7 +112,9 @@ class TestInitialTheta:
         first = run(recipe(evaluation=None))
         first.model.save(tmp_path / "first.safetensors")
         checks = Checks()
-        second = recipe(init=str(tmp_path / "first.safetensors"), seed=1, budget={"steps": 1}, evaluation=None)
+        second = recipe(
+            init=str(tmp_path / "first.safetensors"), seed=1, budget={"steps": 1}, evaluation=None
+        )
         run(second, listeners=[checks])
         assert torch.equal(checks.seen[0][2], flat(first.theta))
 
@@ -121,7 +123,7 @@ class TestInitialTheta:
         path = tmp_path / "theta.safetensors"
         assemble(recipe()).model(assemble(recipe()).theta).save(path)
         changed = SETTINGS["regularizer"] | other
-        with pytest.raises(RecipeError, match="init: .*theta.safetensors holds"):
+        with pytest.raises(RecipeError, match=r"init: .*theta\.safetensors holds"):
             run(recipe(init=str(path), regularizer=changed), out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
@@ -166,7 +168,9 @@ class TestRunDirectory:
         assert lines == result.history
         spent = [line["computations"] for line in lines]
         assert spent == sorted(spent) and spent[0] > 0
-        assert all({"loss", "step_size", "tol", "gradient_norm", "validation_psnr"} <= set(line) for line in lines)
+        assert all(
+            {"loss", "step_size", "tol", "gradient_norm", "validation_psnr"} <= set(line) for line in lines
+        )
         timings = [json.loads(line) for line in (path / "timings.jsonl").read_text().splitlines()]
         assert [line["step"] for line in timings] == [1, 2, 3, 4]
 
@@ -190,7 +194,8 @@ def test_same_seed_same_bits(method: str, tmp_path: Path, monkeypatch: pytest.Mo
     if method == "maid":
         changes |= {"upper_optimizer": {"name": "maid", "tol": 0.1}, "sampler": "full"}
     results = [
-        run(recipe(seed=seed, **changes), out=tmp_path / name) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+        run(recipe(seed=seed, **changes), out=tmp_path / name)
+        for name, seed in (("a", 3), ("b", 3), ("c", 4))
     ]
     for part in ("theta", "last"):
         first, again, other = (flat(getattr(result, part)) for result in results)
@@ -200,7 +205,9 @@ def test_same_seed_same_bits(method: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class TestRestoring:
-    def test_a_run_directory_a_file_and_the_result_restore_alike(self, finished: tuple[Path, RunResult]) -> None:
+    def test_a_run_directory_a_file_and_the_result_restore_alike(
+        self, finished: tuple[Path, RunResult]
+    ) -> None:
         path, result = finished
         y = smooth_images(1, (3, 18, 22))[0] + 0.1 * normal(3, 18, 22, dtype=torch.float32)
         restored = result.solve(y)
@@ -229,7 +236,9 @@ class TestRestoring:
         assert (lower.residual(x) <= 1.1e-3).all()
 
     @pytest.mark.parametrize("shape", [(16, 16), (1, 1, 3, 16, 16), (3, 2, 16)])
-    def test_what_is_no_image_is_refused(self, finished: tuple[Path, RunResult], shape: tuple[int, ...]) -> None:
+    def test_what_is_no_image_is_refused(
+        self, finished: tuple[Path, RunResult], shape: tuple[int, ...]
+    ) -> None:
         with pytest.raises(BltError):
             Model.load(finished[0]).solve(torch.zeros(shape))
 

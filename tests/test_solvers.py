@@ -38,7 +38,6 @@ def uncertified(regularizer: Regularizer) -> Regularizer:
 
 PRIORS: dict[str, Callable[[], Regularizer]] = {
     "foe": small_foe,
-    "foe-periodic": lambda: small_foe("periodic"),
     "tv": small_tv,
     "quadratic": lambda: Tikhonov(weight=100, condition=100),
 }

@@ -12,7 +12,6 @@ import torch
 from helpers import (
     REGULARIZERS,
     SOLVERS,
-    directions,
     flat,
     initial,
     kept,
@@ -46,7 +45,7 @@ def quadratic(
     )
     x_true, y = oracle.samples.batch(range(count))
     best = prior.minimiser(y.double(), x_true.double())["log_weight"]
-    return oracle, {NAME: torch.tensor([1.5, -4.0, 0.0], dtype=dtype)}, best
+    return oracle, {NAME: torch.tensor([1.5, -3.0, 0.0], dtype=dtype)}, best
 
 
 def run(optimizer: UpperOptimizer, oracle: BilevelOracle, theta: Theta, steps: int) -> list[Step]:
@@ -101,17 +100,17 @@ class Parabola:
 class TestISGD:
     def test_reaches_the_known_minimiser_of_a_bilevel_quadratic(self) -> None:
         oracle, theta, best = quadratic()
-        optimizer = ISGD(step=0.03, tol=1e-2, tol_decay=1.5)
-        steps = run(optimizer, oracle, theta, 300)
+        optimizer = ISGD(step=0.1, tol=1e-2, tol_decay=2.0)
+        steps = run(optimizer, oracle, theta, 120)
         torch.testing.assert_close(steps[-1].theta[NAME], best, rtol=0, atol=1e-4)
-        values = [true_value(oracle, theta), *(true_value(oracle, s.theta) for s in steps[::60])]
+        values = [true_value(oracle, theta), *(true_value(oracle, s.theta) for s in steps[:4])]
         assert all(later < earlier for earlier, later in pairwise(values))
 
     def test_decreasing_steps_on_mini_batches_reach_it_on_average(self) -> None:
         oracle, theta, best = quadratic()
-        optimizer, sampler = ISGD(step=0.1, step_decay=0.7, tol=1e-3), Epoch(2)
+        optimizer, sampler = ISGD(step=0.2, step_decay=0.7, tol=1e-3), Epoch(2)
         state, draw = optimizer.init(theta), sampler.init(4, 0)
-        for _ in range(400):
+        for _ in range(200):
             batch, draw = sampler.next(draw)
             step = optimizer.step(theta, oracle.on(batch), state)
             theta, state = step.theta, step.state
@@ -155,11 +154,11 @@ class TestMAID:
     @pytest.mark.parametrize("prior", REGULARIZERS)
     @pytest.mark.parametrize("tol", [3.0, 0.1])
     def test_never_accepts_an_increase_of_the_true_f(self, prior: str, solver: str, tol: float) -> None:
-        oracle = oracle_for(REGULARIZERS[prior](), solver, noise=0.1)
+        oracle = oracle_for(REGULARIZERS[prior](), solver, shape=(3, 8, 9), noise=0.1)
         optimizer = MAID(step=1.0, tol=tol)
         theta = join(regularizer=initial(oracle.problem.regularizer))
         before = true_value(oracle, theta)
-        for step in run(optimizer, oracle, theta, 8):
+        for step in run(optimizer, oracle, theta, 5):
             after = true_value(oracle, step.theta)
             moved = theta_norm(step.theta[name] - theta[name] for name in theta)
             # Not only no increase: the decrease that the acceptance test promises.

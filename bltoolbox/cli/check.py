@@ -57,16 +57,14 @@ def check(
     components, broken = _selection(registry, names, plugin or [], everything=not targets)
     outcomes = _check_components(components, registry, quiet=as_json)
     checks = [_check_recipe(recipe, overrides, registry, quiet=as_json) for recipe in recipes]
+    code = _code(outcomes, checks, broken)
     if as_json:
-        print_json(
-            {
-                "passed": _code(outcomes, checks, broken) == 0,
-                "components": [outcome.to_json() for outcome in outcomes],
-                "recipes": [one.to_json() for one in checks],
-                "broken": broken,
-            }
-        )
-    raise typer.Exit(_code(outcomes, checks, broken))
+        found = {
+            "components": [one.to_json() for one in outcomes],
+            "recipes": [one.to_json() for one in checks],
+        }
+        print_json({"passed": code == 0} | found | {"broken": broken})
+    raise typer.Exit(code)
 
 
 def _is_recipe(target: str, registry: Registry) -> bool:
@@ -136,7 +134,8 @@ def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, qui
 def _print_recipe(source: str, found: RecipeCheck) -> None:
     typer.secho(f"{source}, {found.samples} samples", bold=True)
     width = max([len(row.direction) for row in found.rows] + [len("direction")])
-    typer.echo(f"  {'direction':{width}}  {'⟨z, d⟩':>14}  {'differences':>14}  {'error':>8}")
+    if found.rows:
+        typer.echo(f"  {'direction':{width}}  {'⟨z, d⟩':>14}  {'differences':>14}  {'error':>8}")
     for row in found.rows:
         numbers = f"{row.hypergradient:14.6g}  {row.differences:14.6g}  {row.error:8.1e}"
         typer.echo(f"  {row.direction:{width}}  {numbers}  {_mark(row.ok)}")

@@ -21,7 +21,7 @@ from bltoolbox.results import Estimate, Solution
 from bltoolbox.tensors import dot, expand, norm
 from bltoolbox.testing.checks.base import normal
 from bltoolbox.testing.checks.numerics import best_difference
-from bltoolbox.testing.reference import energy_gradient
+from bltoolbox.testing.reference import energy_gradient, true_residual
 
 LOWER, LINEAR, MIXED = "lower level", "linear system", "mixed derivative"
 #: Relative errors of derivatives that are accepted.
@@ -45,12 +45,22 @@ class Link:
         return self.error <= self.allowed
 
 
+def solvable(lower: LowerLevel, reference: Tensor, allowed: float) -> Link:
+    """Whether the reference solver got anywhere."""
+    residual = float(true_residual(lower, reference).max())
+    sentence = (
+        f"the reference solver cannot minimise the energy either: a gradient norm of {residual:.2g} is left; set"
+        " strong_convexity in the recipe if the minimiser is not unique, and see that gradients are finite"
+    )
+    return Link(LOWER, "residual of the reference solution", residual, allowed, sentence)
+
+
 def hypergradient_links(
     oracle: BilevelOracle, lower: LowerLevel, upper: UpperLoss, reference: Tensor, weights: Tensor, tol: float
 ) -> tuple[tuple[Link, ...], dict[str, Tensor]]:
     """All links, and z as the recipe's components compute it at tight tolerances."""
     solver, estimator = oracle.solver, oracle.hypergradient
-    solution = solve(solver, lower, lower.start(), tol, limit=max(oracle.iteration_limit, 20_000))
+    solution = solve(solver, lower, lower.start(), tol, limit=max(oracle.iteration_limit, 5_000))
     tols, start = torch.full_like(lower.mu, tol), torch.zeros_like(solution.x)
     try:
         estimate = estimator.estimate(lower, upper, solution.x, weights, tols, start)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from blt_upper.schedule import Auto, accuracies, descend, first_step, power_decay, step_metrics
+from blt_upper.schedule import Auto, accuracies, descend, power_decay, safe_first_step, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
 from bltoolbox.results import Step
 
@@ -27,7 +27,7 @@ class ISGD(UpperOptimizer):
     """Inexact stochastic gradient descent.
 
     Args:
-        step: α_0; `auto` moves θ by 5 % of its norm in the first step.
+        step: α_0; `auto` is found by a line search on the first batch.
         step_decay: exponent a of the step; 0 is a fixed step, 0.5 the paper's decreasing one.
         tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
             lower level moves at θ_0.
@@ -64,7 +64,7 @@ class ISGD(UpperOptimizer):
         adjoint_tol = power_decay(state["adjoint_tol"], self.tol_decay, k)
         result = oracle.hypergradient(theta, tol, adjoint_tol)
         if "step" not in state:
-            state["step"] = first_step(self.step_size, theta, result.gradient)
+            state["step"] = safe_first_step(self.step_size, theta, oracle, result, tol)
         alpha = state["shrunk"] * power_decay(state["step"], self.step_decay, k)
         moved = descend(oracle, theta, result.gradient, alpha)
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)

@@ -36,7 +36,7 @@ class MAID(UpperOptimizer):
     """Adaptive inexact descent with a line search that knows its errors.
 
     Args:
-        step: α_0, the first step length tried; `auto` moves θ by 5 % of its norm.
+        step: α_0, the first step length tried; `auto` promises a quarter of the loss, or moves θ by 5 %.
         tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
             lower level moves at θ_0.
         adjoint_tol: δ_0, residual norm of the adjoint system; unless given, the same number as `tol`, or 2 % of
@@ -87,7 +87,7 @@ class MAID(UpperOptimizer):
             result = oracle.hypergradient(theta, tol, adjoint_tol, bound=True)
             gradients += 1
             if "alpha" not in state:
-                state["alpha"] = first_step(self.step_size, theta, result.gradient)
+                state["alpha"] = first_step(self.step_size, theta, result)
             length = theta_norm(result.gradient.values())
             accurate = result.bound is not None and result.bound <= (1 - self.eta) * length
             if accurate:

@@ -7,13 +7,16 @@ from typing import Literal
 from torch import Tensor
 
 from bltoolbox.interfaces import Oracle, Theta
+from bltoolbox.results import HypergradientResult
 from bltoolbox.tensors import theta_norm
 
 #: A number, or one found at θ_0.
 Auto = Literal["auto"]
 
-#: `auto`: accuracies relative to the sizes at θ_0, and the length of the first step relative to that of θ_0.
-_ACCURACY, _FIRST_STEP = 0.02, 0.05
+#: `auto`: accuracies relative to the sizes at θ_0; the first step promises at most this part of the loss and changes
+#: θ by at most this part of its norm.
+_ACCURACY, _PROMISE, _CHANGE = 0.02, 0.25, 0.05
+_HALVINGS = 30
 
 
 def accuracies(
@@ -26,12 +29,35 @@ def accuracies(
     return _ACCURACY * scales.distance, adjoint_tol or _ACCURACY * scales.slope
 
 
-def first_step(step: float | Auto, theta: Theta, z: Theta) -> float:
-    """α_0. With `auto`, the first step changes θ by a twentieth of its norm."""
+def first_step(step: float | Auto, theta: Theta, result: HypergradientResult) -> float:
+    """α_0. With `auto` the largest step for which α‖z‖² is a quarter of the loss, as Polyak's rule would have it for a
+    loss that can fall to zero, and α‖z‖ a twentieth of ‖θ‖. The path of θ does not depend on the scale of the loss."""
     if step != "auto":
         return step
-    length = theta_norm(z.values())
-    return _FIRST_STEP * theta_norm(theta.values()) / length if length else 1.0
+    length = theta_norm(result.gradient.values())
+    if length == 0:
+        return 1.0
+    return min(_PROMISE * result.value.value / length**2, _CHANGE * theta_norm(theta.values()) / length)
+
+
+def safe_first_step(
+    step: float | Auto, theta: Theta, oracle: Oracle, result: HypergradientResult, tol: float
+) -> float:
+    """α_0 for a method without line search.
+
+    With `auto`, half of the first of α, α/2, α/4, … that keeps a quarter of its promise on the first batch, where α‖z‖²
+    is what a linear f would gain.
+    """
+    alpha = first_step(step, theta, result)
+    length = theta_norm(result.gradient.values())
+    if step != "auto" or length == 0:
+        return alpha
+    for _ in range(_HALVINGS):
+        value = oracle.value(descend(oracle, theta, result.gradient, alpha), tol).value
+        if value <= result.value.value - alpha * length**2 / 4:
+            break
+        alpha /= 2
+    return alpha / 2
 
 
 def power_decay(first: float, decay: float, k: int) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bltoolbox.interfaces import Operator, Regularizer, Theta
 from bltoolbox.tensors import dot, expand, keyed_generator, norm
-from bltoolbox.testing.checks.base import NotApplicable, normal
+from bltoolbox.testing.checks.base import ConformanceFailure, NotApplicable, fail, normal, require
 from bltoolbox.testing.problems import smooth_images
 
 #: Images to try, (C, H, W), the first that a component's ``check`` accepts: not square, for what mixes up the two.
@@ -28,6 +28,8 @@ SHAPES = (
     (3, 64, 64),
     (1, 96, 96),
 )
+#: Images of any size that ``check`` accepts must work.
+ACCEPTED = ((3, 12, 14), (1, 12, 14), (3, 4, 4), (3, 2, 3), (2, 8, 8), (3, 9, 5), (1, 33, 20))
 #: Up to this many pixels a Hessian is looked at as a matrix.
 DENSE = 600
 #: Lengths of difference steps. The error of the best one counts: a wrong derivative is wrong at all of them, while a
@@ -118,3 +120,43 @@ def batches(count: int) -> list[Tensor]:
 
 def describe_batch(index: Tensor) -> str:
     return f"sample {int(index[0])} alone" if len(index) == 1 else "the samples in reverse order"
+
+
+def derivative_fails(what: str, than: str, claimed: Tensor, quotient: Tensor) -> None:
+    """The sentence, with the factor if it is the same for all samples."""
+    worst = int((claimed - quotient).abs().argmax())
+    ratio = claimed / quotient
+    factor = ""
+    if bool(torch.isfinite(ratio).all()) and float((ratio - ratio.mean()).abs().max()) < 1e-3 * abs(
+        float(ratio.mean())
+    ):
+        factor = f"; it is {float(ratio.mean()):.4g} times too large, so a constant factor is wrong"
+    fail(
+        f"{what} of noisy images: expected {float(quotient[worst]):.6g} from {than},"
+        f" got {float(claimed[worst]):.6g}{factor or '; the formula and the energy do not belong together'}"
+    )
+
+
+def require_check_speaks(
+    component: Regularizer | Operator, use: Callable[[Sequence[int]], Tensor], what: str
+) -> None:
+    """Whatever images ``check`` accepts, ``use`` can be called with their shape and gives something finite."""
+    for shape in ACCEPTED:
+        size = "×".join(map(str, shape))
+        sentence = component.check(shape)
+        if sentence is not None:
+            good = isinstance(sentence, str) and bool(sentence.strip())
+            require(good, f"check({shape}) must return None or a sentence, got {sentence!r}")
+            continue
+        try:
+            value = use(shape)
+        except ConformanceFailure:
+            raise
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            fail(
+                f"check accepts images of {size}, but {what} raises {type(error).__name__} there ({reason});"
+                " let check return a sentence for such images"
+            )
+        finite = bool(torch.isfinite(value).all())
+        require(finite, f"check accepts images of {size}, but {what} is not finite there")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,
     Untouched,
-    fail,
     holds,
     normal,
     require,
@@ -30,9 +29,9 @@ from bltoolbox.testing.checks.numerics import (
     fitting_shape,
     noisy_images,
     parameters,
+    require_check_speaks,
     shifted,
 )
-from bltoolbox.testing.checks.regularizer_bounds import ACCEPTED
 
 KIND = "operator"
 COUNT = 3
@@ -229,23 +228,14 @@ def differentiable(subject: Subject) -> None:
 @holds(KIND, "check speaks for the images that cannot be measured")
 def check_respected(subject: Subject) -> None:
     operator = subject()
-    for shape in ACCEPTED:
-        sentence = operator.check(shape)
-        if sentence is not None:
-            good = isinstance(sentence, str) and bool(sentence.strip())
-            require(good, f"check({shape}) must return None or a sentence, got {sentence!r}")
-            continue
-        size = "×".join(map(str, shape))
-        try:
-            x = noisy_images(2, shape)
-            back = operator.start(operator.apply(x, {}), {})
-        except Exception as error:
-            reason = str(error).partition("\n")[0]
-            fail(
-                f"check accepts images of {size}, but measuring them raises {type(error).__name__} ({reason});"
-                " let check return a sentence for such images"
-            )
-        require_like(back, x, f"start(apply(x)) of images of {size}")
+
+    def measured(shape: Sequence[int]) -> Tensor:
+        x = noisy_images(2, shape)
+        back = operator.start(operator.apply(x, {}), {})
+        require_like(back, x, f"start(apply(x)) of images of {'×'.join(map(str, shape))}")
+        return back
+
+    require_check_speaks(operator, measured, "measuring them")
 
 
 def _normal_map(operator: Operator, theta: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:

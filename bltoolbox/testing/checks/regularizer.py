@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.interfaces import Regularizer, Theta
-from bltoolbox.tensors import dot, keyed_generator
+from bltoolbox.tensors import dot
 from bltoolbox.testing.checks.base import (
     Subject,
     Untouched,
@@ -24,6 +24,7 @@ from bltoolbox.testing.checks.numerics import (
     batches,
     best_difference,
     cast,
+    derivative_fails,
     describe_batch,
     fitting_shape,
     noisy_images,
@@ -68,21 +69,6 @@ def everything(one: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
         "linearize(x)(v)": one.regularizer.linearize(one.theta, x)(v),
         "pairing": one.regularizer.pairing(one.theta, x, q),
     }
-
-
-@holds(KIND, "initial parameters are float64 and depend on the generator alone")
-def initial_parameters(subject: Subject) -> None:
-    first = subject()
-    channels = fitting_shape(first)[0]
-    theta, again = (one.init_params(channels, keyed_generator("θ", 0)) for one in (first, subject()))
-    for name, value in theta.items():
-        good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
-        require(good, f"init_params must give float64 CPU tensors, but {name!r} is {_shown(value)}")
-        require(bool(torch.isfinite(value).all()), f"init_params gives NaN or infinity in {name!r}")
-    require(
-        same(theta, again),
-        "init_params called twice with equal generators gave different θ; draw only from the generator it is given",
-    )
 
 
 @holds(KIND, "energy is one number a sample")
@@ -156,7 +142,7 @@ def gradient(subject: Subject) -> None:
 
     quotient, error = best_difference(along, claimed)
     if not error <= 1e-5:
-        _derivative_fails("⟨gradient(θ, x), v⟩", "differences of the energy along v", claimed, quotient)
+        derivative_fails("⟨gradient(θ, x), v⟩", "differences of the energy along v", claimed, quotient)
 
 
 @holds(KIND, "Hessian products match finite differences of the gradient")
@@ -169,7 +155,7 @@ def hessian(subject: Subject) -> None:
 
     quotient, error = best_difference(along, claimed)
     if not error <= 1e-4:
-        _derivative_fails("⟨v, linearize(θ, x)(v)⟩", "differences of the gradient along v",
+        derivative_fails("⟨v, linearize(θ, x)(v)⟩", "differences of the gradient along v",
                           dot(one.v, claimed), dot(one.v, quotient))  # fmt: skip
 
 
@@ -224,7 +210,7 @@ def mixed_derivative(subject: Subject) -> None:
         quotient, error = best_difference(along, claimed)
         absolute = abs(float(quotient - claimed))
         if not (error <= 1e-4 or absolute <= 1e-9):
-            _derivative_fails(f"the derivative of pairing in θ[{name!r}]", "differences of ⟨gradient(θ, x), q⟩ in θ",
+            derivative_fails(f"the derivative of pairing in θ[{name!r}]", "differences of ⟨gradient(θ, x), q⟩ in θ",
                               claimed.reshape(1), quotient.reshape(1))  # fmt: skip
     each = one.regularizer.pairing_gradients(one.theta, one.x, one.q)
     for name, whole in derivative.items():
@@ -246,24 +232,3 @@ def _pairing_derivative(one: Trial) -> dict[str, Tensor]:
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
     return {name: torch.zeros_like(leaf) if part is None else part for (name, leaf), part in pairs}
-
-
-def _derivative_fails(what: str, than: str, claimed: Tensor, quotient: Tensor) -> None:
-    """The sentence, with the factor if it is the same for all samples."""
-    worst = int((claimed - quotient).abs().argmax())
-    ratio = claimed / quotient
-    factor = ""
-    if bool(torch.isfinite(ratio).all()) and float((ratio - ratio.mean()).abs().max()) < 1e-3 * abs(
-        float(ratio.mean())
-    ):
-        factor = f"; it is {float(ratio.mean()):.4g} times too large, so a constant factor is wrong"
-    fail(
-        f"{what} of noisy images: expected {float(quotient[worst]):.6g} from {than},"
-        f" got {float(claimed[worst]):.6g}{factor or '; the formula and the energy do not belong together'}"
-    )
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype)[6:]} on {value.device}"
-    return f"a {type(value).__name__}"

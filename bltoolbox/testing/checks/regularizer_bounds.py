@@ -1,19 +1,37 @@
-"""Properties of regularizers: convexity, constants, majorants, constraints, and which images they accept."""
+"""Properties of regularizers: parameters, convexity, constants, majorants, constraints, and which images they accept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from bltoolbox.interfaces import Theta
 from bltoolbox.tensors import dot, keyed_generator
-from bltoolbox.testing.checks.base import NotApplicable, Subject, fail, holds, normal, require, require_close
-from bltoolbox.testing.checks.numerics import extreme_eigenvalues, noisy_images
+from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close, same
+from bltoolbox.testing.checks.numerics import (
+    extreme_eigenvalues,
+    fitting_shape,
+    noisy_images,
+    require_check_speaks,
+)
 from bltoolbox.testing.checks.regularizer import COUNT, KIND, Trial, trial
 
-#: Images of any size that ``check`` accepts must work.
-ACCEPTED = ((3, 12, 14), (1, 12, 14), (3, 4, 4), (3, 2, 3), (2, 8, 8), (3, 9, 5), (1, 33, 20))
+
+@holds(KIND, "initial parameters are float64 and depend on the generator alone")
+def initial_parameters(subject: Subject) -> None:
+    first = subject()
+    channels = fitting_shape(first)[0]
+    theta, again = (one.init_params(channels, keyed_generator("θ", 0)) for one in (first, subject()))
+    for name, value in theta.items():
+        good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
+        require(good, f"init_params must give float64 CPU tensors, but {name!r} is {_shown(value)}")
+        require(bool(torch.isfinite(value).all()), f"init_params gives NaN or infinity in {name!r}")
+    require(
+        same(theta, again),
+        "init_params called twice with equal generators gave different θ; draw only from the generator it is given",
+    )
 
 
 @holds(KIND, "convex along segments")
@@ -135,26 +153,12 @@ def projections(subject: Subject) -> None:
 @holds(KIND, "check speaks for the images that cannot be treated")
 def check_respected(subject: Subject) -> None:
     regularizer = subject()
-    for shape in ACCEPTED:
-        size = "×".join(map(str, shape))
-        sentence = regularizer.check(shape)
-        if sentence is not None:
-            good = isinstance(sentence, str) and bool(sentence.strip())
-            require(good, f"check({shape}) must return None or a sentence, got {sentence!r}")
-            continue
-        try:
-            theta = regularizer.init_params(shape[0], keyed_generator("θ", 0))
-            value = regularizer.energy(theta, noisy_images(2, shape))
-        except Exception as error:
-            reason = str(error).partition("\n")[0]
-            fail(
-                f"check accepts images of {size}, but energy raises {type(error).__name__} there ({reason});"
-                " let check return a sentence for such images"
-            )
-        require(
-            bool(torch.isfinite(value).all()),
-            f"check accepts images of {size}, but energy is not finite there",
-        )
+
+    def energy(shape: Sequence[int]) -> torch.Tensor:
+        theta = regularizer.init_params(shape[0], keyed_generator("θ", 0))
+        return regularizer.energy(theta, noisy_images(2, shape))
+
+    require_check_speaks(regularizer, energy, "energy")
 
 
 def _points(one: Trial) -> dict[str, torch.Tensor]:
@@ -195,3 +199,9 @@ def _same_theta(found: Theta, expected: Theta, what: str, cause: str) -> None:
 
 def _inner(a: Theta, b: Theta) -> float:
     return float(sum((a[name] * b[name]).sum() for name in a))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype)[6:]} on {value.device}"
+    return f"a {type(value).__name__}"

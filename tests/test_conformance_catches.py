@@ -1,0 +1,484 @@
+"""Plugins that are wrong in one way each, and the name of the property that says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bltoolbox.registry import load_registry
+from bltoolbox.testing.conformance import check_component, properties_of
+
+HEAD = '''
+"""A plugin with one component."""
+import math, random
+from dataclasses import dataclass, replace
+import torch
+from torch import Tensor
+from bltoolbox.hookspecs import Component, hookimpl
+from bltoolbox.interfaces import *
+from bltoolbox.problem import LowerLevel
+from bltoolbox.results import *
+from bltoolbox.tensors import *
+from bltoolbox.testing import Gain, Tikhonov
+
+@hookimpl
+def blt_components():
+    return [Component("{kind}", "mine", f"{{__name__}}:Mine", "Wrong.")]
+
+'''
+
+RIDGE = '''
+class Ridge(Regularizer):
+    """R = e^θ/4 Σ x⁴ + e^θ/2 Σ (x_p − x_{p+1})²"""
+    def init_params(self, channels, generator):
+        return {"log_weight": torch.zeros(1, dtype=torch.float64)}
+    def energy(self, theta, x):
+        difference = x[..., 1:] - x[..., :-1]
+        return theta["log_weight"].exp() * (x.pow(4).flatten(1).sum(1) / 4 + difference.square().flatten(1).sum(1) / 2)
+'''
+
+DESCENT = '''
+@dataclass(frozen=True)
+class State:
+    x: Tensor
+    residual: Tensor
+
+class Descent(LowerSolver):
+    """Gradient descent."""
+    exact_residual = True
+    def init(self, lower, x0):
+        return State(x0, lower.residual(x0))
+    def step(self, lower, state):
+        x = state.x - lower.gradient(state.x) / expand(lower.lipschitz, state.x)
+        return State(x, lower.residual(x))
+'''
+
+PAIRS = '''
+class Pairs(Sampler):
+    """Two at a time, uniformly."""
+    def init(self, m, seed):
+        return {"m": m, "seed": seed, "k": 0}
+    def next(self, state):
+        generator = keyed_generator("pairs", state["seed"], state["k"])
+        ids = torch.randperm(state["m"], generator=generator)[:2].tolist()
+        return Batch(ids, [state["m"] / 2] * 2), dict(state) | {"k": state["k"] + 1}
+'''
+
+SHIFT = '''
+class Shift(Operator):
+    """Every image moved by one pixel, zeros coming in, and halved."""
+    def apply(self, x, theta):
+        return torch.nn.functional.pad(x, (1, -1)) / 2
+    def adjoint(self, y, theta):
+        return torch.nn.functional.pad(y, (-1, 1)) / 2
+    def start(self, y, theta):
+        return 2 * y
+    def norm_bound(self, theta, shape):
+        return 0.25
+'''
+
+PLAIN = '''
+class Plain(UpperOptimizer):
+    """A fixed step."""
+    def init(self, theta):
+        return {"k": 0}
+    def step(self, theta, oracle, state):
+        z = oracle.hypergradient(theta, 0.1, 0.1)
+        moved = {name: value - 0.1 * z.gradient[name] for name, value in theta.items()}
+        return Step(oracle.project(moved), {"k": state["k"] + 1}, z.value.value)
+'''
+
+NEUMANN = '''
+class Series(HypergradientEstimator):
+    """A Neumann series, as long as it takes."""
+    def estimate(self, lower, upper, x, weights, tol, warm):
+        system, rhs = lower.linearize(x), upper.gradient(x)
+        q = torch.zeros_like(rhs) if warm is None else warm
+        count = torch.zeros_like(tol, dtype=torch.long)
+        for _ in range(2000):
+            r = rhs - system.hvp(q)
+            running = norm(r) > tol
+            if not bool(running.any()):
+                break
+            q = q + expand(running / lower.lipschitz, r) * r
+            count += running
+        z = {name: -part for name, part in lower.mixed(x, q, weights).items()}
+        return Estimate(z, q, norm(rhs - system.hvp(q)), count)
+'''
+
+GRAYS = '''
+class Grays(Data):
+    """Gray images."""
+    def __len__(self):
+        return 4
+    def clean(self, ids):
+        return torch.stack([torch.full((1, 6, 6), (id + 1) / 5) for id in ids])
+'''
+
+BASES = {
+    "regularizer": ("Ridge", RIDGE),
+    "lower_solver": ("Descent", DESCENT),
+    "sampler": ("Pairs", PAIRS),
+    "operator": ("Shift", SHIFT),
+    "upper_optimizer": ("Plain", PLAIN),
+    "hypergradient": ("Series", NEUMANN),
+    "data": ("Grays", GRAYS),
+}
+
+#: Kind, what the subclass does wrong, the property that must fail, and a part of the sentence.
+WRONG = {
+    "gradient with a wrong factor": (
+        "regularizer",
+        "def gradient(self, theta, x): return 2 * super().gradient(theta, x)",
+        "gradient matches finite differences of the energy",
+        "it is 2 times too large, so a constant factor is wrong",
+    ),
+    "wrong Hessian": (
+        "regularizer",
+        "def linearize(self, theta, x): hvp = super().linearize(theta, x); return lambda v: hvp(v) + v",
+        "Hessian products match finite differences of the gradient",
+        "from differences of the gradient along v",
+    ),
+    "Hessian that is not symmetric": (
+        "regularizer",
+        "def linearize(self, theta, x): hvp = super().linearize(theta, x); return lambda v: hvp(v) + v.roll(1, 3)",
+        "Hessian products are linear, symmetric and can be split",
+        "⟨Hv, q⟩",
+    ),
+    "wrong mixed derivative": (
+        "regularizer",
+        "def pairing(self, theta, x, q): return super().pairing({n: v.detach() for n, v in theta.items()}, x, q)"
+        " + 0 * theta['log_weight'].sum()",
+        "the θ-derivative of pairing matches finite differences",
+        "log_weight",
+    ),
+    "energy that is a mean over the batch": (
+        "regularizer",
+        "def energy(self, theta, x): return super().energy(theta, x) / len(x)",
+        "a sample's result does not depend on its batch",
+        "sample 0 alone",
+    ),
+    "energy of the whole batch": (
+        "regularizer",
+        "def energy(self, theta, x): return super().energy(theta, x).sum()",
+        "energy is one number a sample",
+        "expected shape (3,), got ()",
+    ),
+    "lying Lipschitz constant": (
+        "regularizer",
+        "def lipschitz(self, theta, shape): return 0.5",
+        "lipschitz is a true bound",
+        "lipschitz(θ, (3, 12, 14)) is 0.5, but at",
+    ),
+    "lying strong convexity": (
+        "regularizer",
+        "def strong_convexity(self, theta, shape): return 0.5",
+        "strong_convexity is a true bound",
+        "strong_convexity is 0.5",
+    ),
+    "not convex": (
+        "regularizer",
+        "def energy(self, theta, x): return -super().energy(theta, x)",
+        "convex along segments",
+        "declare convex = False",
+    ),
+    "majorant below": (
+        "regularizer",
+        "def analyse(self, theta, x): return x\n"
+        "    def synthesise(self, theta, t, shape): return t\n"
+        "    def majorant(self, theta, t): return theta['log_weight'].exp() * t.square()\n"
+        "    def energy(self, theta, x): return theta['log_weight'].exp() * x.pow(4).flatten(1).sum(1) / 4",
+        "analyse, synthesise and majorant belong to the energy",
+        "the majorant is not above R",
+    ),
+    "gradient in float32": (
+        "regularizer",
+        "def gradient(self, theta, x): return super().gradient(theta, x).float()",
+        "float32 and float64 are kept",
+        "expected float64 as the input, got float32",
+    ),
+    "regularizer that mutates x": (
+        "regularizer",
+        "def energy(self, theta, x):\n"
+        "        if not x.requires_grad: x.mul_(1.0001)\n"
+        "        return super().energy(theta, x)",
+        "inputs are left untouched",
+        "energy changed its argument x in place",
+    ),
+    "parameters from the global generator": (
+        "regularizer",
+        "def init_params(self, channels, generator): return {'log_weight': torch.randn(1, dtype=torch.float64)}",
+        "initial parameters are float64 and depend on the generator alone",
+        "draw only from the generator",
+    ),
+    "a projection that goes on": (
+        "regularizer",
+        "def project(self, theta): return {name: 0.5 * value for name, value in theta.items()}",
+        "project and project_gradient are projections",
+        "project(project(θ))",
+    ),
+    "images too small": (
+        "regularizer",
+        "def energy(self, theta, x): return super().energy(theta, x[:, :, 4:, 4:]) + 0 * x[0, 0, 5, 5]",
+        "check speaks for the images that cannot be treated",
+        "check accepts images of 3×4×4",
+    ),
+    "solver that depends on its batch": (
+        "lower_solver",
+        "def step(self, lower, state):\n"
+        "        g = lower.gradient(state.x)\n"
+        "        x = state.x - g / lower.lipschitz.max() * (0.5 + 0.5 * lower.residual(state.x).max()"
+        " / (lower.residual(state.x).max() + lower.residual(state.x).sum()))\n"
+        "        return State(x, lower.residual(x))",
+        "a sample's result does not depend on its batch",
+        "must be one a sample",
+    ),
+    "solver that stops short": (
+        "lower_solver",
+        "def step(self, lower, state): return State(state.x, 0.5 * state.residual)",
+        "the residual is the gradient norm at the same x",
+        "after 1 steps",
+    ),
+    "solver of another problem": (
+        "lower_solver",
+        "def init(self, lower, x0): return State(x0, norm(lower.gradient(x0) + 1e-3))\n"
+        "    def step(self, lower, state):\n"
+        "        x = state.x - (lower.gradient(state.x) + 1e-3) / expand(lower.lipschitz, state.x)\n"
+        "        return State(x, norm(lower.gradient(x) + 1e-3))",
+        "reaches its tolerance on a quadratic",
+        "recomputed from x",
+    ),
+    "solver that mutates its state": (
+        "lower_solver",
+        "def step(self, lower, state): after = super().step(lower, state); state.x.copy_(after.x); return after",
+        "inputs are left untouched",
+        "in place",
+    ),
+    "random solver": (
+        "lower_solver",
+        "def step(self, lower, state):\n"
+        "        x = state.x - random.uniform(0.5, 1) * lower.gradient(state.x) / expand(lower.lipschitz, state.x)\n"
+        "        return State(x, lower.residual(x))",
+        "same input, same result",
+        "went different ways",
+    ),
+    "a constraint that is not kept": (
+        "lower_solver",
+        "handles_constraint = True",
+        "iterates stay in the constraint",
+        "pass every iterate through lower.project",
+    ),
+    "E[v] ≠ 1": (
+        "sampler",
+        "def next(self, state): batch, after = super().next(state); return Batch(batch.ids, [1.0, 1.0]), after",
+        "E[v_i] = 1 at each step",
+        "has the mean 0.333",
+    ),
+    "sampler that prefers some": (
+        "sampler",
+        "def next(self, state):\n"
+        "        batch, after = super().next(state)\n"
+        "        return Batch([min(i, 4) for i in set(batch.ids)], batch.weights[:len(set(batch.ids))]), after",
+        "E[v_i] = 1 at each step",
+        "v of sample",
+    ),
+    "sampler with a state of its own": (
+        "sampler",
+        "calls = 0\n"
+        "    def next(self, state): self.calls += 1; return super().next(dict(state) | {'k': self.calls})",
+        "the state survives saving, and draws go on as before",
+        "must be in the state, not in self",
+    ),
+    "sampler that cannot be saved": (
+        "sampler",
+        "def init(self, m, seed): return super().init(m, seed) | {'f': random.Random(seed)}",
+        "the state survives saving, and draws go on as before",
+        "cannot be saved",
+    ),
+    "sampler that ignores its seed": (
+        "sampler",
+        "def init(self, m, seed): return super().init(m, random.randrange(10**9))",
+        "same seed, same draws",
+        "different batches",
+    ),
+    "wrong adjoint": (
+        "operator",
+        "def adjoint(self, y, theta): return self.apply(y, theta)",
+        "adjoint is exact",
+        "⟨x, Aᵀy⟩ =",
+    ),
+    "affine operator": (
+        "operator",
+        "def apply(self, x, theta): return super().apply(x, theta) + 0.1",
+        "linear in x",
+        "A is linear",
+    ),
+    "random operator": (
+        "operator",
+        "def apply(self, x, theta): return super().apply(x, theta) * random.uniform(0.9, 1)",
+        "same input, same result",
+        "differed between two calls",
+    ),
+    "operator that mutates x": (
+        "operator",
+        "def apply(self, x, theta): return super().apply(x.mul_(0.5), theta)",
+        "inputs are left untouched",
+        "apply changed its argument x in place",
+    ),
+    "a norm instead of its square": (
+        "operator",
+        "def norm_bound(self, theta, shape): return 0.1",
+        "norm_bound is a true bound",
+        "norm_bound(θ, (3, 12, 14)) is 0.1, but ‖A‖² is 0.25",
+    ),
+    "hypergradient of the wrong sign": (
+        "hypergradient",
+        "def estimate(self, *a):\n"
+        "        found = super().estimate(*a)\n"
+        "        return replace(found, gradient={n: -z for n, z in found.gradient.items()})",
+        "points downhill",
+        "cosine of z and ∇f is -1",
+    ),
+    "hypergradient that is a mean": (
+        "hypergradient",
+        "def estimate(self, lower, upper, x, weights, *a):"
+        " return super().estimate(lower, upper, x, weights / len(x), *a)",
+        "z is the weighted sum over samples, whatever the batch",
+        "not their mean",
+    ),
+    "biased hypergradient": (
+        "hypergradient",
+        "def estimate(self, lower, upper, x, weights, tol, warm):"
+        " return super().estimate(lower, upper, x, weights, tol.clamp_min(0.1), warm)",
+        "the error shrinks with the tolerance",
+        "asked for a residual of 0.001, it stops at",
+    ),
+    "optimizer that climbs": (
+        "upper_optimizer",
+        "def step(self, theta, oracle, state):\n"
+        "        one = super().step(theta, oracle, state)\n"
+        "        return replace(one, theta={n: 2 * v - one.theta[n] for n, v in theta.items()})",
+        "descends on a quadratic",
+        "is the sign right",
+    ),
+    "optimizer in place": (
+        "upper_optimizer",
+        "def step(self, theta, oracle, state):\n"
+        "        one = super().step(theta, oracle, state)\n"
+        "        for n, v in theta.items(): v.copy_(one.theta[n])\n"
+        "        return one",
+        "θ and state are left untouched",
+        "step changed its argument theta in place",
+    ),
+    "optimizer that goes on without a budget": (
+        "upper_optimizer",
+        "def step(self, theta, oracle, state):\n"
+        "        try: return super().step(theta, oracle, state)\n"
+        "        except Exception: return Step(dict(theta), dict(state), 0.0)",
+        "lets BudgetExhausted pass",
+        "the core ends the run",
+    ),
+    "optimizer without a projection": (
+        "upper_optimizer",
+        "def step(self, theta, oracle, state):\n"
+        "        oracle.project = lambda theta: dict(theta)\n"
+        "        return super().step(theta, oracle, state)",
+        "θ stays admissible",
+        "oracle.project",
+    ),
+    "data in 0 … 255": (
+        "data",
+        "def clean(self, ids): return 255 * super().clean(ids)",
+        "images are float32 in [0, 1]",
+        "divide by 255",
+    ),
+    "random crops": (
+        "data",
+        "def clean(self, ids): return super().clean(ids) * random.random()",
+        "same id, same image",
+        "no random crops",
+    ),
+    "data normalised by its batch": (
+        "data",
+        "def clean(self, ids): images = super().clean(ids); return images / images.max()",
+        "an image does not depend on its batch",
+        "clean([0]) differs",
+    ),
+    "no default and no example": (
+        "data",
+        "def __init__(self, path: str) -> None: self.path = path",
+        "builds from its example options",
+        "by a classmethod example(folder)",
+    ),
+}
+
+
+def outcomes_of(folder: Path, kind: str, body: str) -> dict[str, tuple[str, str]]:
+    """Status and message of each property of a plugin whose class is the base of its kind with ``body`` on top."""
+    base, source = BASES[kind]
+    text = HEAD.format(kind=kind) + source + f"\nclass Mine({base}):\n    '''Mine.'''\n    {body}\n"
+    file = folder / "mine.py"
+    file.write_text(text, encoding="utf-8")
+    registry = load_registry([file])
+    found = check_component(registry.get(kind, "mine"), registry)
+    return {one.property: (one.status, one.message) for one in found}
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_the_examples_themselves_are_right(tmp_path: Path, kind: str) -> None:
+    found = outcomes_of(tmp_path, kind, "pass")
+    assert [message for status, message in found.values() if status == "failed"] == []
+    assert list(found) == [one.name for one in properties_of(kind)]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_mistake_is_caught_by_the_name_of_its_property(tmp_path: Path, name: str) -> None:
+    kind, body, expected, sentence = WRONG[name]
+    found = outcomes_of(tmp_path, kind, body)
+    status, message = found[expected]
+    assert status == "failed", found
+    assert sentence in message
+
+
+def test_an_exception_is_a_failure_with_its_place(tmp_path: Path) -> None:
+    found = outcomes_of(tmp_path, "sampler", "def next(self, state): return state['nothing']")
+    status, message = found["ids are valid and weights positive"]
+    assert status == "failed"
+    assert "KeyError: 'nothing'" in message
+    assert "(mine.py, line" in message
+
+
+def test_declarations_are_respected(tmp_path: Path) -> None:
+    found = outcomes_of(
+        tmp_path,
+        "regularizer",
+        "convex = False\n    def energy(self, theta, x): return -super().energy(theta, x)",
+    )
+    assert found["convex along segments"] == ("skipped", "it declares convex = False")
+    assert "failed" not in {status for status, _ in found.values()}
+
+
+def test_an_author_sees_sentences_and_no_traceback(tmp_path: Path) -> None:
+    kind, body, expected, sentence = WRONG["wrong adjoint"]
+    outcomes_of(tmp_path, kind, body)
+    (tmp_path / "test_mine.py").write_text(
+        "from bltoolbox.testing.conformance import conformance_tests\n\n"
+        f"test_mine = conformance_tests(files=[{str(tmp_path / 'mine.py')!r}])\n"
+        "test_missing = conformance_tests('no-such-plugin')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 1
+    assert f"operator/mine: {expected}" in done.stdout
+    assert sentence in done.stdout
+    assert "'no-such-plugin' is no plugin, distribution, component or recipe" in done.stdout
+    assert "2 failed" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "conformance.py" not in done.stdout

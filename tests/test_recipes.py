@@ -1,0 +1,66 @@
+"""Every recipe that is shipped: valid, documented, and able to run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from bltoolbox import load_recipe, run
+from bltoolbox.recipe import Recipe, shipped_recipes
+
+# The images are tiny: a second thread costs more than it brings.
+torch.set_num_threads(1)
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+FILES = sorted(RECIPES.rglob("*.yaml"))
+every_recipe = pytest.mark.parametrize(
+    "path", FILES, ids=[path.relative_to(RECIPES).with_suffix("").as_posix() for path in FILES]
+)
+
+
+def small(path: Path) -> Recipe:
+    """The recipe with a few small generated images, for two steps."""
+    overrides = [
+        "data={name: dead-leaves, count: 4, size: 24}",
+        "validation={count: 1, checks: 1}",
+        "budget={steps: 2}",
+        "device=cpu",
+    ]
+    recipe = load_recipe(path)
+    if recipe.evaluation is not None:
+        overrides.append("evaluation={name: dead-leaves, count: 1, size: 24, seed: 1}")
+    if "size" in recipe.sampler.options:
+        overrides.append("sampler.size=2")
+    return load_recipe(path, overrides)
+
+
+def test_there_are_recipes_and_each_is_shipped_under_its_name() -> None:
+    assert {"denoise", "denoise-maid", "smoke"} <= {path.stem for path in FILES}
+    assert {path.resolve() for path in shipped_recipes().values()} >= {path.resolve() for path in FILES}
+
+
+@every_recipe
+def test_it_is_valid_and_says_how_to_run_it(path: Path) -> None:
+    load_recipe(path)
+    name = path.relative_to(RECIPES).with_suffix("").as_posix()
+    comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert any(f"blt run {name}" in line or f"blt run recipes/{name}" in line for line in comments)
+
+
+@every_recipe
+def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A reference is tuned by dozens of solves; how well does not matter here.
+    monkeypatch.setattr("bltoolbox.baseline._SWEEPS", 1)
+    monkeypatch.setattr("bltoolbox.baseline._WIDTH", 1.0)
+    recipe = small(path)
+    result = run(recipe)
+    assert 1 <= result.steps <= 2
+    assert result.cost.computations > 0
+    assert all(math.isfinite(record["loss"]) for record in result.history)
+    assert all(torch.isfinite(value).all() for value in result.theta.values())
+    assert (result.baseline is not None) == (recipe.baseline is not None)
+    if result.evaluation is not None:
+        assert math.isfinite(result.evaluation.psnr)
