@@ -5,6 +5,7 @@ The package itself is light: importing it imports no torch. The names below are 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from bltoolbox.resume import resume
 
 __version__ = "0.1.0"
+
+#: When this package was imported: components come later, so a file older than this is what was imported from it.
+IMPORTED_AT = time.time()
 
 __all__ = ["Experiment", "Model", "RunResult", "__version__", "load_recipe", "resume", "run", "solve"]
 

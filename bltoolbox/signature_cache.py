@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import bltoolbox
 from bltoolbox.errors import MissingError
 from bltoolbox.signatures import Signature
 
@@ -37,8 +38,8 @@ def cache_folder() -> Path:
 def cached_signature(registered: Registered) -> Signature:
     """The signature of a component, from the cache if its files are unchanged, else from the imported class."""
     module = registered.component.target.partition(":")[0]
-    # A class imported long ago may be older than its file: it is described, but not remembered.
-    fresh = module not in sys.modules
+    # A class imported before its file was edited is described, but not remembered.
+    fresh = module not in sys.modules or _untouched(module)
     entry = _entry(registered.component.target)
     if entry is not None and (signature := _read(entry)) is not None:
         return signature
@@ -68,6 +69,15 @@ def _source(module: str) -> str | None:
     except (Exception, SystemExit):
         return None  # importing it in earnest will say why
     return spec.origin if spec is not None and spec.has_location else None
+
+
+def _untouched(module: str) -> bool:
+    """Whether an imported module is what its file says: a component is imported after this package was."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        return file is not None and os.path.getmtime(file) < bltoolbox.IMPORTED_AT
+    except OSError:
+        return False
 
 
 def _entry(target: str) -> Path | None:

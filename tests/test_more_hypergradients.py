@@ -270,11 +270,15 @@ def test_a_warm_start_pays_and_the_residual_is_recomputed(estimator: Hypergradie
     assert bool((done.iterations == 0).all())
 
 
-def test_a_limit_ends_with_an_honest_residual() -> None:
-    case = foe_at_minimiser()
-    for estimator in (MINRES(3), Neumann(3)):
-        found = estimate(estimator, case, 1e-10)
-        assert bool((found.iterations == 3).all()) and bool((found.residual > 1e-10).all())
+def test_a_truncated_series_ends_with_an_honest_residual() -> None:
+    found = estimate(Neumann(3), foe_at_minimiser(), 1e-10)
+    assert bool((found.iterations == 3).all()) and bool((found.residual > 1e-10).all())
+
+
+@pytest.mark.parametrize("estimator", [MINRES(3), CGIFT(3)], ids=["minres", "cg-ift"])
+def test_a_linear_solver_that_reaches_its_limit_says_so(estimator: HypergradientEstimator) -> None:
+    with pytest.raises(NumericalError, match="3 samples reached the limit of 3 iterations"):
+        estimate(estimator, foe_at_minimiser(), 1e-10)
 
 
 def test_minres_needs_no_more_iterations_than_conjugate_gradients() -> None:

@@ -184,6 +184,7 @@ def test_traits() -> None:
     assert load_registry().get("sampler", "full").signature().traits.flags == ("full",)
     assert set(load_registry().get("upper_optimizer", "maid").signature().traits.flags) == {
         "full_batch",
+        "handles_floor",
         "needs_bound",
     }
 

@@ -1,4 +1,4 @@
-"""Properties of regularizers: parameters, convexity, constants, majorants, constraints, and which images they accept."""
+"""Properties of regularizers: parameters, convexity, constants, majorants, constraints, images that they accept."""
 
 from __future__ import annotations
 
