@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Before torch is imported, and for the processes that tests start: the images are tiny, and a second thread costs more
+# than it brings. The same number of threads also makes results comparable bit for bit.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # The same examples in every run, however busy the machine; explore with --hypothesis-profile=default.
 settings.register_profile("steady", deadline=None, derandomize=True)
