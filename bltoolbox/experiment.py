@@ -6,6 +6,7 @@ held-out images are restored from a cold start; the best θ and the last one are
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -200,10 +201,12 @@ class _Run:
             self._checkpoint()
             result = self._result(seconds)
         except BaseException as error:
-            if self.ended is None:
-                self._checkpoint()
             reason = f"failed: {error}" if isinstance(error, Exception) else "interrupted"
-            self._tell("aborted", self.theta, reason)
+            # On a full disk the checkpoints before this one have to do.
+            with contextlib.suppress(OSError):
+                if self.ended is None:
+                    self._checkpoint()
+                self._tell("aborted", self.theta, reason)
             raise
         self._tell("finished", result)
         return result

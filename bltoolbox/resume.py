@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import bltoolbox
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.recipe import Budget, Recipe, load_recipe
 
@@ -34,6 +36,7 @@ def reopen(path: Path, overrides: Sequence[str], registry: Registry) -> Reopened
     resolved = path / "resolved.yaml"
     if not resolved.is_file():
         raise UsageError(f"{path} is not a run directory: it has no resolved.yaml")
+    _refuse_newer(path)
     before = load_recipe(resolved, (), registry)
     recipe = load_recipe(resolved, overrides, registry)
     _only_budgets_grow(before, recipe)
@@ -54,6 +57,23 @@ def resume(
     if reopened.summary is not None:
         raise UsageError(f"{path} is finished: {reopened.summary['status']}; let its budget grow to go on")
     return reopened.directory.resume(reopened.experiment, listeners)
+
+
+def _refuse_newer(path: Path) -> None:
+    """A newer version may mean other things by the same words."""
+    try:
+        written = str(json.loads((path / "env.json").read_text(encoding="utf-8"))["bltoolbox"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # the run stopped before it was written; nothing is lost by trying
+    if _number(written) > _number(bltoolbox.__version__):
+        raise BltError(
+            f"{path} was written by bltoolbox {written}, newer than this one ({bltoolbox.__version__});"
+            " update to resume it"
+        )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def _only_budgets_grow(before: Recipe, after: Recipe) -> None:

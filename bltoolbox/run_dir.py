@@ -170,15 +170,24 @@ class RunDirectory(Listener):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """No two processes write here; the lock goes with the process that holds it, however it ends."""
-        with (self.path / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UsageError(
-                    f"{self.path} is in use by another process; wait for it, or stop it first"
-                ) from error
-            yield
+        """No two processes write here; the lock goes with the process that holds it, however it ends.
+
+        What the disk refuses meanwhile is told in one sentence.
+        """
+        try:
+            with (self.path / "lock").open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise UsageError(
+                        f"{self.path} is in use by another process; wait for it, or stop it first"
+                    ) from error
+                yield
+        except OSError as error:
+            raise BltError(
+                f"cannot write to {self.path}: {error.strerror or error}; what was written before is whole, so"
+                f" mend that and go on with blt resume {self.path}"
+            ) from error
 
     @contextlib.contextmanager
     def _open_logs(self, lengths: Mapping[str, int]) -> Iterator[None]:

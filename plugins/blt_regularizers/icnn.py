@@ -3,8 +3,9 @@
     z_1 = s(V_0 ⋆ x + b_0),   z_{k+1} = s(W_k ⋆ z_k + V_k ⋆ x + b_k),   R_θ(x) = e^{θ_0} Σ_p Σ_c (z_K)_{c,p} + (ρ/2)‖x‖²
 
 s(t) = log(1 + e^{βt})/β, a smooth ramp of sharpness β. The network is convex in x since s is convex and increasing and
-W_k = e^{θ} is positive; V_k and b_k are free. The image is mirrored at its border once, by what all layers see, so that
-z_K is as large as the image. Sums over pixels, not means: a weight means the same for images of every size.
+W_k = e^{θ} is positive; V_k has zero mean in each channel, as brightness is no concern of a regularizer (and a plain
+gradient step would see little else), and b_k is free. The image is mirrored at its border once, by what all layers
+see, so that z_K is as large as the image. Sums over pixels, not means: a weight means the same for images of every size.
 
 At first V_0 holds finite differences in pairs of opposite signs, and s(t) + s(−t) is a smoothed absolute value:
 training starts near a `foe`, with a gradient of its size.
@@ -109,6 +110,16 @@ class InputConvexNetwork(Regularizer):
             z = self._ramp(F.conv2d(z, theta[f"log_weights_{k}"].exp()) + skip)
         energy = theta["log_scale"].exp() * z.sum((1, 2, 3))
         return energy + 0.5 * self.ridge * x.square().sum((1, 2, 3))
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        return self.project_gradient(theta)
+
+    def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
+        """V_k keep a zero mean in each channel: what brightness an image has is no concern of its regularizer."""
+        return {
+            name: part - part.mean((-2, -1), keepdim=True) if name.startswith("skip_") else part
+            for name, part in gradient.items()
+        }
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
         return self.ridge
