@@ -5,7 +5,8 @@
 s(t) = log(1 + e^{βt})/β, a smooth ramp of sharpness β. The network is convex in x since s is convex and increasing and
 W_k = e^{θ} is positive; V_k has zero mean in each channel, as brightness is no concern of a regularizer (and a plain
 gradient step would see little else), and b_k is free. The image is mirrored at its border once, by what all layers
-see, so that z_K is as large as the image. Sums over pixels, not means: a weight means the same for images of every size.
+see, so that z_K is as large as the image. Sums over pixels, not means: a weight means the same for images of every
+size.
 
 At first V_0 holds finite differences in pairs of opposite signs, and s(t) + s(−t) is a smoothed absolute value:
 training starts near a `foe`, with a gradient of its size.
