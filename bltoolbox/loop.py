@@ -84,7 +84,7 @@ def solve(
     """
     tol = torch.as_tensor(tol, dtype=x0.dtype, device=x0.device).expand(len(x0))
     every = check_every or (1 if x0.device.type == "cpu" else 4)
-    out = _Output(x0)
+    out = _Output(x0, lower.mu)
     with torch.no_grad():
         state = solver.init(lower, x0)
         progress = _Progress.begin(lower, state.residual, tol)
@@ -140,7 +140,8 @@ def _verify(
 class _Output:
     """Results, in the order of the original batch."""
 
-    def __init__(self, x0: Tensor) -> None:
+    def __init__(self, x0: Tensor, mu: Tensor) -> None:
+        self.mu = mu
         self.x = x0.clone()
         self.residual = torch.full((len(x0),), float("nan"), dtype=x0.dtype, device=x0.device)
         self.iterations = torch.zeros(len(x0), dtype=torch.long, device=x0.device)
@@ -162,4 +163,5 @@ class _Output:
 
     def solution(self) -> Solution:
         status = tuple(_STATUSES[code] for code in self.code.tolist())
-        return Solution(self.x, self.residual, self.iterations, status)
+        distance = self.residual / torch.where(self.mu > 0, self.mu, torch.nan)
+        return Solution(self.x, self.residual, distance, self.iterations, status)

@@ -85,6 +85,8 @@ class Solution:
 
     x: Tensor
     residual: Tensor
+    #: residual/μ ≥ ‖x̃ − x̂‖, certified; NaN where no strong convexity is known.
+    distance: Tensor
     iterations: Tensor
     status: tuple[Status, ...]
 

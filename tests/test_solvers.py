@@ -128,6 +128,9 @@ def test_distance_to_the_minimiser_is_at_most_residual_over_mu(
     for tol in (1.0, 0.1, 1e-2, 1e-4):
         solution = solve(solver, lower, torch.zeros_like(y), tol)
         assert (norm(solution.x - exact) <= solution.residual + 1e-10).all()  # μ ≥ 1 for A = I
+        known = lower.mu > 0
+        assert (norm(solution.x - exact) <= solution.distance + 1e-10)[known].all()
+        assert torch.isnan(solution.distance[~known]).all()
 
 
 @pytest.mark.parametrize("path", ["agd", "agd-unknown-mu", "mm"])

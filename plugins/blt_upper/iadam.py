@@ -26,7 +26,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from blt_upper.schedule import Auto, accuracies, descend, power_decay, step_metrics
+from blt_upper.schedule import Auto, descend, power_decay, sampled_gradient, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
 from bltoolbox.results import Step
 
@@ -77,15 +77,11 @@ class IAdam(UpperOptimizer):
         return dict(state) | {"shrunk": state["shrunk"] * factor}
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
-        k, state = state["k"], dict(state)
-        if "tol" not in state:
-            state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
+        sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
+        result, k = sampled.result, state["k"]
         alpha = state["shrunk"] * power_decay(self.step_size, self.step_decay, k)
-        tol = power_decay(state["tol"], self.tol_decay, k)
-        adjoint_tol = power_decay(state["adjoint_tol"], self.tol_decay, k)
-        result = oracle.hypergradient(theta, tol, adjoint_tol)
-        metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
-        after = state | {"k": k + 1}
+        metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient)
+        after = sampled.state | {"k": k + 1}
         if metrics["gradient_norm"] == 0:
             return Step(dict(theta), after, result.value.value, metrics)
         after |= self._moments(result.gradient, state)

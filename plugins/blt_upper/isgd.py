@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from blt_upper.schedule import Auto, accuracies, descend, power_decay, safe_first_step, step_metrics
+from blt_upper.schedule import Auto, descend, power_decay, safe_first_step, sampled_gradient, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
 from bltoolbox.results import Step
 
@@ -57,15 +57,11 @@ class ISGD(UpperOptimizer):
         return dict(state) | {"shrunk": state["shrunk"] * factor}
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
-        k, state = state["k"], dict(state)
-        if "tol" not in state:
-            state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
-        tol = power_decay(state["tol"], self.tol_decay, k)
-        adjoint_tol = power_decay(state["adjoint_tol"], self.tol_decay, k)
-        result = oracle.hypergradient(theta, tol, adjoint_tol)
-        if "step" not in state:
-            state["step"] = safe_first_step(self.step_size, theta, oracle, result, tol)
-        alpha = state["shrunk"] * power_decay(state["step"], self.step_decay, k)
+        sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
+        result, after, k = sampled.result, sampled.state, state["k"]
+        if "step" not in after:
+            after["step"] = safe_first_step(self.step_size, theta, oracle, result, sampled.tol)
+        alpha = after["shrunk"] * power_decay(after["step"], self.step_decay, k)
         moved = descend(oracle, theta, result.gradient, alpha)
-        metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
-        return Step(moved, state | {"k": k + 1}, result.value.value, metrics)
+        metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient)
+        return Step(moved, after | {"k": k + 1}, result.value.value, metrics)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -27,6 +29,34 @@ def accuracies(
         return tol, tol if adjoint_tol is None else adjoint_tol
     scales = oracle.scales(theta)
     return _ACCURACY * scales.distance, adjoint_tol or _ACCURACY * scales.slope
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """z_k with the accuracies it was computed to, and the state that remembers where these started."""
+
+    result: HypergradientResult
+    tol: float
+    adjoint_tol: float
+    state: dict[str, Any]
+
+
+def sampled_gradient(
+    oracle: Oracle,
+    theta: Theta,
+    state: Mapping[str, Any],
+    tol: float | Auto,
+    adjoint_tol: float | None,
+    decay: float,
+) -> Sampled:
+    """z_k at ε_k = ε_0 (k+1)^{−decay} and δ_k likewise, k = ``state["k"]``; ε_0 and δ_0 are settled once."""
+    after = dict(state)
+    if "tol" not in after:
+        after["tol"], after["adjoint_tol"] = accuracies(oracle, theta, tol, adjoint_tol)
+    accuracy = power_decay(after["tol"], decay, state["k"])
+    adjoint_accuracy = power_decay(after["adjoint_tol"], decay, state["k"])
+    result = oracle.hypergradient(theta, accuracy, adjoint_accuracy)
+    return Sampled(result, accuracy, adjoint_accuracy, after)
 
 
 def first_step(step: float | Auto, theta: Theta, result: HypergradientResult) -> float:
