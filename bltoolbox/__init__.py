@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bltoolbox.experiment import Experiment, RunResult, run
+    from bltoolbox.experiment import Experiment, run
+    from bltoolbox.listeners import RunResult
     from bltoolbox.model import Model, solve
     from bltoolbox.recipe import load_recipe
     from bltoolbox.resume import resume
@@ -24,7 +25,7 @@ __all__ = ["Experiment", "Model", "RunResult", "__version__", "load_recipe", "re
 _HOMES = {
     "Experiment": "bltoolbox.experiment",
     "Model": "bltoolbox.model",
-    "RunResult": "bltoolbox.experiment",
+    "RunResult": "bltoolbox.listeners",
     "load_recipe": "bltoolbox.recipe",
     "resume": "bltoolbox.resume",
     "run": "bltoolbox.experiment",

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from bltoolbox.errors import BudgetExhausted, NumericalError
 from bltoolbox.evaluation import Evaluation, evaluate
 from bltoolbox.interfaces import Sampler, Theta, UpperOptimizer
 from bltoolbox.interrupts import allowed
+from bltoolbox.listeners import Keeper, Listener, RunResult
 from bltoolbox.model import Model
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import Problem
@@ -41,89 +42,6 @@ _RECOVERY = {
 
 #: Evaluation images kept for the figure.
 _PICTURES = 4
-
-
-class Listener:
-    """Is told what happens. Progress displays and run directories are listeners."""
-
-    def started(self, experiment: Experiment) -> None:
-        """Everything is built; nothing has been computed."""
-
-    def phase(self, sentence: str) -> None:
-        """Something that is not a training step takes time now."""
-
-    def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
-        """One step is done: its log record, the time since the start, and the part of the budget that is used."""
-
-    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
-        """The held-out images were restored with θ after ``step`` steps."""
-
-    def aborted(self, theta: Theta, reason: str) -> None:
-        """The run ended without a result; ``theta`` is the last good one."""
-
-    def finished(self, result: RunResult) -> None:
-        """The run is over."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a run found."""
-
-    status: str
-    steps: int
-    cost: Cost
-    seconds: float
-    model: Model
-    last: dict[str, Tensor] = field(repr=False)
-    chosen: str
-    validation_psnr: float | None = None
-    evaluation: Evaluation | None = None
-    initial: Evaluation | None = None
-    baseline: Evaluation | None = None
-    history: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    run_dir: Path | None = None
-
-    @property
-    def theta(self) -> dict[str, Tensor]:
-        """The chosen parameters."""
-        return self.model.theta
-
-    def solve(self, y: Tensor, tol: float | None = None) -> Tensor:
-        """Restore ``y`` with what was learned."""
-        return self.model.solve(y, tol)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json`` and status.json."""
-
-        def mean(evaluation: Evaluation | None) -> float | None:
-            return None if evaluation is None else evaluation.psnr
-
-        return {
-            "status": self.status,
-            "run_dir": None if self.run_dir is None else str(self.run_dir),
-            "psnr_before": None if self.evaluation is None else self.evaluation.psnr_before,
-            "psnr_initial": mean(self.initial),
-            "psnr_baseline": mean(self.baseline),
-            "psnr_after": mean(self.evaluation),
-            "psnr_validation": self.validation_psnr,
-            "steps": self.steps,
-            **self.cost.as_dict(),
-            "seconds": round(self.seconds, 3),
-            "theta_size": self.model.size,
-            "theta": self.chosen,
-        }
-
-
-class Keeper(Protocol):
-    """Keeps checkpoints: a run directory is one."""
-
-    def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
-        ...
-
-    def keep(self, content: Mapping[str, Any]) -> None:
-        """Write a checkpoint: ``content``, and the warm starts of the experiment's oracle."""
-        ...
 
 
 @dataclass

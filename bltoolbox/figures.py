@@ -14,7 +14,7 @@ from bltoolbox.problem import split
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from bltoolbox.experiment import RunResult
+    from bltoolbox.listeners import RunResult
 
 _INK, _ACCENT, _SECOND = "#1f2933", "#2563eb", "#d9480f"
 

@@ -14,7 +14,8 @@ from bltoolbox.errors import BltError, UsageError
 from bltoolbox.recipe import Budget, Recipe, load_recipe
 
 if TYPE_CHECKING:
-    from bltoolbox.experiment import Experiment, Listener, RunResult
+    from bltoolbox.experiment import Experiment
+    from bltoolbox.listeners import Listener, RunResult
     from bltoolbox.registry import Registry
     from bltoolbox.run_dir import RunDirectory
 

@@ -25,9 +25,10 @@ import torch
 import bltoolbox
 from bltoolbox.checkpoint import Checkpoints
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.experiment import Experiment, Listener, RunResult
+from bltoolbox.experiment import Experiment
 from bltoolbox.files import write_bytes, write_json, write_text
 from bltoolbox.interfaces import Theta
+from bltoolbox.listeners import Listener, RunResult
 from bltoolbox.model import THETA_FILE, encode
 
 _LOGS = ("metrics.jsonl", "timings.jsonl", "log.txt")

@@ -19,8 +19,8 @@ from bltoolbox import Model, load_recipe, run, solve
 from bltoolbox.assemble import assemble
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.evaluation import psnr
-from bltoolbox.experiment import Listener, RunResult
 from bltoolbox.interfaces import Theta
+from bltoolbox.listeners import Listener, RunResult
 from bltoolbox.loop import solve as solve_lower
 from bltoolbox.model import read_theta
 from bltoolbox.recipe import Recipe, recipe_from_dict

@@ -15,8 +15,9 @@ from blt_hypergradients.cg_ift import CGIFT
 from blt_regularizers.foe import FieldOfExperts
 from bltoolbox.assemble import assemble
 from bltoolbox.errors import NumericalError, RecipeError
-from bltoolbox.experiment import Experiment, Listener
+from bltoolbox.experiment import Experiment
 from bltoolbox.interfaces import Theta
+from bltoolbox.listeners import Listener
 from bltoolbox.model import read_theta
 from bltoolbox.recipe import recipe_from_dict
 from bltoolbox.run_dir import RunDirectory

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bltoolbox.assemble import assemble
-from bltoolbox.experiment import RunResult, run
+from bltoolbox.experiment import run
+from bltoolbox.listeners import RunResult
 from bltoolbox.recipe import recipe_from_dict
 from bltoolbox.results import Batch
 

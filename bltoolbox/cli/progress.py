@@ -11,7 +11,8 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 
 from bltoolbox.cli.common import say
-from bltoolbox.experiment import Experiment, Listener, RunResult
+from bltoolbox.experiment import Experiment
+from bltoolbox.listeners import Listener, RunResult
 
 if TYPE_CHECKING:
     from bltoolbox.interfaces import Theta

@@ -16,7 +16,8 @@ from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
     from bltoolbox.cli.progress import Log, Progress
-    from bltoolbox.experiment import Experiment, RunResult
+    from bltoolbox.experiment import Experiment
+    from bltoolbox.listeners import RunResult
     from bltoolbox.run_dir import RunDirectory
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bltoolbox.evaluation import Evaluation
-from bltoolbox.experiment import RunResult
+from bltoolbox.listeners import RunResult
 
 
 def print_summary(result: RunResult) -> None:
