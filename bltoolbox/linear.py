@@ -111,6 +111,10 @@ class ConjugateGradients:
         product = system.hvp(state.p)
         curvature = dot(state.p, product)
         if not bool((curvature > 0).all()):
+            if not bool(torch.isfinite(curvature).all()):
+                raise NumericalError(
+                    f"{self.caller} met a NaN or Inf in a Hessian product: θ is out of range; use a smaller step"
+                )
             raise NumericalError(
                 f"{self.caller} met a direction of non-positive curvature: the lower-level energy is not strongly"
                 " convex there; set strong_convexity in the recipe or use a convex regularizer"

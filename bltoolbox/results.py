@@ -17,7 +17,7 @@ class Status(Enum):
     STALLED = "no progress at the precision of the dtype; use float64 or a larger tolerance"
     LIMIT = "the iteration limit was reached; raise it or use a larger tolerance"
     DIVERGED = "the iteration diverged; the step or the Lipschitz constant is wrong for this problem"
-    NOT_FINITE = "a NaN or Inf appeared; θ or the data may be out of range"
+    NOT_FINITE = "a NaN or Inf appeared; θ went out of range (use a smaller step) or the data are"
 
 
 @dataclass(frozen=True)
