@@ -21,7 +21,7 @@ from bltoolbox.errors import BudgetExhausted, NumericalError
 from bltoolbox.evaluation import Evaluation, evaluate
 from bltoolbox.interfaces import Sampler, Theta, UpperOptimizer
 from bltoolbox.interrupts import allowed
-from bltoolbox.listeners import Keeper, Listener, RunResult
+from bltoolbox.listeners import Check, Keeper, Listener, RunResult
 from bltoolbox.model import Model
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import Problem
@@ -97,7 +97,9 @@ class _Run:
         self.state = experiment.optimizer.init(self.theta)
         self.sampler_state = experiment.sampler_state
         self.steps = 0
+        #: When it began, and how long the checks have taken, which no method is charged for.
         self.began = time.perf_counter()
+        self.checking = 0.0
         self.history: list[dict[str, Any]] = []
         self.checks = 0
         self.best: tuple[float, int, dict[str, Tensor]] | None = None
@@ -137,6 +139,7 @@ class _Run:
             "sampler": self.sampler_state,
             "steps": self.steps,
             "seconds": self._seconds(),
+            "checking": self.checking,
             "cost": asdict(self.experiment.oracle.cost),
             "journal": self.experiment.oracle.journal.pack(),
             "checks": self.checks,
@@ -156,7 +159,8 @@ class _Run:
         self.state = _on(device, content["optimizer"])
         self.sampler_state = content["sampler"]
         self.steps = content["steps"]
-        self.began = time.perf_counter() - content["seconds"]
+        self.checking = content["checking"]
+        self.began = time.perf_counter() - content["seconds"] - self.checking
         self.experiment.oracle.cost = Cost(**content["cost"])
         self.experiment.oracle.journal.restore(content["journal"], device)
         self.checks = content["checks"]
@@ -244,19 +248,29 @@ class _Run:
 
     def _check(self, record: dict[str, Any] | None) -> bool:
         """Restore the held-out images with the current θ; whether patience is at its end."""
-        samples, patience = self.experiment.validation, self.experiment.recipe.validation.patience
+        began = time.perf_counter()
+        experiment, settings = self.experiment, self.experiment.recipe.validation
         self.checked_at = self.steps
-        if samples is None:
-            return False
-        psnr = self._restore(self.experiment.problem, self.theta, samples).psnr
-        better = self.best is None or psnr > self.best[0]
-        if better:
-            self.best = psnr, self.steps, dict(self.theta)
-        self.since_best = 0 if better else self.since_best + 1
+        psnr = self._psnr(experiment.validation)
+        test = self._psnr(experiment.evaluation) if settings.evaluation else None
+        better = psnr is not None and (self.best is None or psnr > self.best[0])
+        if psnr is not None:
+            if better:
+                self.best = psnr, self.steps, dict(self.theta)
+            self.since_best = 0 if better else self.since_best + 1
         if record is not None:
-            record["validation_psnr"] = psnr
-        self._tell("checked", self.steps, psnr, self.theta, better)
-        return patience is not None and self.since_best >= patience
+            found = {"validation_psnr": psnr, "evaluation_psnr": test}
+            record |= {name: value for name, value in found.items() if value is not None}
+        self._tell(
+            "checked", Check(self.steps, experiment.oracle.cost.computations, psnr, test, better), self.theta
+        )
+        self.checking += time.perf_counter() - began
+        return settings.patience is not None and self.since_best >= settings.patience
+
+    def _psnr(self, samples: Samples | None) -> float | None:
+        if samples is None:
+            return None
+        return self._restore(self.experiment.problem, self.theta, samples).psnr
 
     def _result(self, seconds: float) -> RunResult:
         """Choose θ and evaluate it beside what it should beat."""
@@ -318,12 +332,13 @@ class _Run:
         used = (
             (budget.computations, cost.computations),
             (budget.steps, self.steps),
-            (budget.seconds, self._seconds()),
+            (budget.seconds, self._seconds() + self.checking),
         )
         return max(spent / limit for limit, spent in used if limit is not None)
 
     def _seconds(self) -> float:
-        return time.perf_counter() - self.began
+        """Time spent on training."""
+        return time.perf_counter() - self.began - self.checking
 
     def _stop_when_spent(self, cost: Cost) -> None:
         if self._fraction() >= 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,30 @@ if TYPE_CHECKING:
     from bltoolbox.experiment import Experiment
 
 
+@dataclass(frozen=True)
+class Check:
+    """What the images that are not trained on said about θ after ``step`` steps.
+
+    ``validation_psnr`` is None without held-out images, ``evaluation_psnr`` unless the recipe asks for it at checks.
+    """
+
+    step: int
+    computations: int
+    validation_psnr: float | None = None
+    evaluation_psnr: float | None = None
+    #: Whether no θ before was better on the held-out images.
+    best: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for checks.jsonl."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        parts = (("validation", self.validation_psnr), ("evaluation", self.evaluation_psnr))
+        said = ", ".join(f"{name} PSNR {psnr:.3f} dB" for name, psnr in parts if psnr is not None)
+        return f"step {self.step}: {said or 'θ kept'}" + (" (best so far)" if self.best else "")
+
+
 class Listener:
     """Is told what happens. Progress displays and run directories are listeners."""
 
@@ -30,8 +54,8 @@ class Listener:
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
         """One step is done: its log record, the time since the start, and the part of the budget that is used."""
 
-    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
-        """The held-out images were restored with θ after ``step`` steps."""
+    def checked(self, check: Check, theta: Theta) -> None:
+        """The held-out images were restored with θ."""
 
     def aborted(self, theta: Theta, reason: str) -> None:
         """The run ended without a result; ``theta`` is the last good one."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from bltoolbox.describe import NO_SETTING, OfKind, construct, describe
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
@@ -40,6 +40,10 @@ __all__ = [
     "recipe_from_dict",
     "shipped_recipes",
 ]
+
+
+#: The recipe format that this toolbox writes; it grows when an old key gets a new meaning.
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,13 @@ class Validation:
         count: Training images held out for it; 0 keeps the last θ.
         checks: How often the held-out images are restored, evenly over the budget.
         patience: Checks without improvement after which the run stops early; never when left out.
+        evaluation: Restore the evaluation images at each check, too, and log their PSNR. It never decides anything.
     """
 
     count: Annotated[int, Ge(0)] = 16
     checks: Annotated[int, Gt(0)] = 10
     patience: Annotated[int, Gt(0)] | None = None
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ class Recipe:
     """One experiment: the problem, the methods and what they may spend.
 
     Args:
+        version: Of the recipe format; a recipe of a newer one than this toolbox knows is refused.
         seed: Of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
         device: Where to compute: auto, cpu, cuda, cuda:1, mps.
@@ -139,6 +146,7 @@ class Recipe:
         evaluation_tol: Accuracy of the restored images when evaluating.
     """
 
+    version: Annotated[int, Ge(1), Le(FORMAT)] = FORMAT
     seed: Annotated[int, Ge(0)] = 0
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "auto"
@@ -281,6 +289,7 @@ def find_recipe(source: str | Path) -> Path:
 def _resolve(document: Document, overrides: Sequence[str], registry: Registry | None, **extra: Any) -> Recipe:
     """Apply overrides, check everything, and raise all problems together."""
     apply_overrides(document, overrides)
+    _refuse_newer(document)
     registry = registry or load_registry()
     checker = Checker(registry)
     values = checker.parameters(describe(Recipe).parameters, document.data, (), "a recipe")
@@ -291,6 +300,10 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
                 cls(**values[name])
             except ValueError as error:
                 issues.append(Issue((name,), f"{name}: {error}"))
+    wanted = isinstance(checks := values.get("validation"), dict) and checks.get("evaluation") is True
+    if wanted and document.data.get("evaluation") is None:
+        message = "evaluation: there are no evaluation images; add a section evaluation, e.g. {name: photos}"
+        issues.append(Issue(("validation", "evaluation"), f"validation.{message}"))
     for misfit in find_misfits(values, registry):
         # A default that does not fit has no place in the file; what it does not fit with has one.
         place = misfit.section if misfit.section in document.data else misfit.partner
@@ -298,6 +311,16 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
     _raise(document, issues)
     recipe: Recipe = construct(Recipe, values, lambda block: block)
     return _with(recipe, document=document, **extra)
+
+
+def _refuse_newer(document: Document) -> None:
+    """Whatever else seems wrong with a recipe of a newer format, that is why."""
+    found = document.data.get("version")
+    if isinstance(found, int) and found > FORMAT:
+        message = (
+            f"version: the recipe is of format {found}, newer than this bltoolbox knows ({FORMAT}); update it"
+        )
+        raise RecipeError([document.spot(("version",)).problem(message)])
 
 
 def _with(recipe: Recipe, **extra: Any) -> Recipe:

@@ -28,10 +28,12 @@ from bltoolbox.errors import BltError, UsageError
 from bltoolbox.experiment import Experiment
 from bltoolbox.files import write_bytes, write_json, write_text
 from bltoolbox.interfaces import Theta
-from bltoolbox.listeners import Listener, RunResult
+from bltoolbox.listeners import Check, Listener, RunResult
 from bltoolbox.model import THETA_FILE, encode
 
-_LOGS = ("metrics.jsonl", "timings.jsonl", "log.txt")
+_LOGS = ("metrics.jsonl", "timings.jsonl", "checks.jsonl", "log.txt")
+#: State to go on from, θ at each check, pictures.
+_FOLDERS = ("checkpoints", "thetas", "images")
 #: At most this share of the time goes into checkpoints, however often they are wanted.
 _SHARE = 0.05
 
@@ -127,21 +129,23 @@ class RunDirectory(Listener):
         self._append("metrics.jsonl", json.dumps(record))
         self._append("timings.jsonl", json.dumps({"step": record["step"], "seconds": round(seconds, 6)}))
 
-    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
-        self.log(f"step {step}: validation PSNR {psnr:.3f} dB" + (" (best so far)" if best else ""))
-        self._save_theta("last", theta)
-        if best:
-            self._save_theta("best", theta)
+    def checked(self, check: Check, theta: Theta) -> None:
+        self.log(str(check))
+        self._append("checks.jsonl", json.dumps(check.as_dict()))
+        self._save_theta(f"thetas/{check.step:06d}", theta)
+        self._save_theta("checkpoints/last", theta)
+        if check.best:
+            self._save_theta("checkpoints/best", theta)
 
     def aborted(self, theta: Theta, reason: str) -> None:
-        self._save_theta("last", theta)
+        self._save_theta("checkpoints/last", theta)
         write_json(self.path / "status.json", {"status": reason, "bltoolbox": bltoolbox.__version__})
         self.log(reason)
 
     def finished(self, result: RunResult) -> None:
         from bltoolbox.figures import draw
 
-        self._save_theta("last", result.last)
+        self._save_theta("checkpoints/last", result.last)
         write_bytes(self.path / THETA_FILE, encode(result.theta, self.experiment.recipe))
         draw(result, self.path / "images")
         self.log(f"finished: {result.status}")
@@ -157,15 +161,16 @@ class RunDirectory(Listener):
 
     def _make(self) -> None:
         try:
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            (self.path / "images").mkdir(exist_ok=True)
+            for name in _FOLDERS:
+                (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BltError(f"cannot write to {self.path}: {error.strerror}") from error
 
     def _clear(self) -> None:
         """What a run that is overwritten left, so that nothing of it can be taken for this one's."""
-        for path in (*(self.path / "checkpoints").iterdir(), *(self.path / "images").iterdir()):
-            path.unlink()
+        for folder in _FOLDERS:
+            for path in (self.path / folder).iterdir():
+                path.unlink()
         for name in (*_LOGS, "status.json", THETA_FILE):
             (self.path / name).unlink(missing_ok=True)
 
@@ -205,8 +210,7 @@ class RunDirectory(Listener):
         return [json.loads(line) for line in lines]
 
     def _save_theta(self, name: str, theta: Theta) -> None:
-        path = self.path / "checkpoints" / f"{name}.safetensors"
-        write_bytes(path, encode(theta, self.experiment.recipe))
+        write_bytes(self.path / f"{name}.safetensors", encode(theta, self.experiment.recipe))
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:

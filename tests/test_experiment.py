@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from torch import Tensor
 from bltoolbox import Model, load_recipe, run, solve
 from bltoolbox.assemble import assemble
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.evaluation import psnr
+from bltoolbox.evaluation import Evaluation, evaluate, psnr
 from bltoolbox.interfaces import Theta
-from bltoolbox.listeners import Listener, RunResult
+from bltoolbox.listeners import Check, Listener, RunResult
 from bltoolbox.loop import solve as solve_lower
 from bltoolbox.model import read_theta
 from bltoolbox.recipe import Recipe, recipe_from_dict
@@ -51,8 +52,9 @@ class Checks(Listener):
     def __init__(self) -> None:
         self.seen: list[tuple[int, float, Tensor]] = []
 
-    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
-        self.seen.append((step, psnr, flat(theta)))
+    def checked(self, check: Check, theta: Theta) -> None:
+        assert check.validation_psnr is not None
+        self.seen.append((check.step, check.validation_psnr, flat(theta)))
 
 
 class TestChoice:
@@ -90,6 +92,33 @@ class TestChoice:
         settings = {"validation": {"count": 1, "checks": 22}, "budget": {"steps": 44}}
         run(recipe(**settings, regularizer={"name": "tv"}, evaluation=None), listeners=[checks])
         assert len(checks.seen) == 23
+
+    def test_the_evaluation_images_are_looked_at_when_asked_but_decide_nothing(self, tmp_path: Path) -> None:
+        asked = {"count": 2, "checks": 4, "evaluation": True}
+        plain, watched = run(recipe()), run(recipe(validation=asked), out=tmp_path)
+        assert torch.equal(flat(plain.theta), flat(watched.theta)) and plain.chosen == watched.chosen
+        lines = [json.loads(line) for line in (tmp_path / "checks.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+        assert (
+            lines[0]["computations"] == 0 and watched.initial is not None and watched.evaluation is not None
+        )
+        assert lines[0]["evaluation_psnr"] == pytest.approx(watched.initial.psnr, abs=1e-9)
+        best = max(lines, key=lambda line: line["validation_psnr"])
+        assert best["evaluation_psnr"] == pytest.approx(watched.evaluation.psnr, abs=1e-9)
+        assert watched.history[-1]["evaluation_psnr"] == lines[-1]["evaluation_psnr"]
+        assert len(list((tmp_path / "thetas").iterdir())) == 5
+        kept = Model.load(tmp_path / "thetas" / f"{best['step']:06d}.safetensors")
+        assert torch.equal(flat(kept.theta), flat(watched.theta))
+
+    def test_checks_take_no_training_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def slow(*args: Any, **options: Any) -> Evaluation:
+            time.sleep(0.3)
+            return evaluate(*args, **options)
+
+        monkeypatch.setattr("bltoolbox.experiment.evaluate", slow)
+        began = time.perf_counter()
+        result = run(recipe(evaluation=None))
+        assert time.perf_counter() - began - result.seconds > 5 * 0.3
 
 
 class TestBudget:

@@ -176,6 +176,7 @@ def test_all_problems_of_a_file_at_once_each_at_its_place() -> None:
         (SMALL + "evaluation: phtos\n", "evaluation: 'phtos' is not a registered data; did you mean 'photos'?"),
         (SMALL + "operator: {name: foe}\n", "'foe' is not a registered operator; it is of kind regularizer"),
         (SMALL + "color: grey\n", "color: expected one of 'rgb', 'gray', got 'grey'; did you mean 'gray'?"),
+        (SMALL + "validation: {evaluation: true}\n", "validation.evaluation: there are no evaluation images"),
         (SMALL + "noise: .nan\n", "noise: expected a number of at least 0, and a finite one, got .nan"),
     ],
 )  # fmt: skip
@@ -183,6 +184,13 @@ def test_each_mistake_is_one_clear_sentence(text: str, message: str) -> None:
     found = problems(text)
     assert len(found) == 1, found
     assert message in found[0]
+
+
+def test_a_recipe_of_a_newer_format_is_refused_for_that_alone() -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(SMALL + "version: 99\nnew_key: 1\n", "new.yaml")
+    assert len(caught.value.problems) == 1
+    assert "format 99, newer than this bltoolbox knows" in str(caught.value)
 
 
 def test_structural_and_semantic_problems_are_reported_together() -> None:

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 
 from bltoolbox.cli.common import say
 from bltoolbox.experiment import Experiment
-from bltoolbox.listeners import Listener, RunResult
+from bltoolbox.listeners import Check, Listener, RunResult
 
 if TYPE_CHECKING:
     from bltoolbox.interfaces import Theta
@@ -62,8 +62,9 @@ class Progress(Listener):
             figures=f"{spent} computations  loss {loss}{self.psnr}  {iterations:.0f} it/sample",
         )
 
-    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
-        self.psnr = f"  PSNR {psnr:.2f} dB"
+    def checked(self, check: Check, theta: Theta) -> None:
+        if check.validation_psnr is not None:
+            self.psnr = f"  PSNR {check.validation_psnr:.2f} dB"
 
 
 class Log(Listener):
@@ -79,8 +80,8 @@ class Log(Listener):
     def phase(self, sentence: str) -> None:
         self._say(sentence)
 
-    def checked(self, step: int, psnr: float, theta: Theta, best: bool) -> None:
-        self._say(f"step {step}: validation PSNR {psnr:.3f} dB" + (" (best so far)" if best else ""))
+    def checked(self, check: Check, theta: Theta) -> None:
+        self._say(str(check))
 
     def finished(self, result: RunResult) -> None:
         self._say(result.status)
