@@ -21,6 +21,7 @@ from bltoolbox.problem import Problem, join
 from bltoolbox.recipe import Recipe
 from bltoolbox.registry import Registry, load_registry
 from bltoolbox.samples import Samples
+from bltoolbox.splits import hold_out, shared
 from bltoolbox.tensors import keyed_generator
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -131,16 +132,26 @@ def _samples(
                 dtype=_DTYPES[recipe.dtype],
                 device=device,
                 ids=ids,
+                workers=recipe.workers,
             )
         except ValueError as error:
             raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error
 
-    m = len(data) - held_out
-    train = samples(data, "data", "train", range(m))
-    validation = samples(data, "data", "train", range(m, len(data))) if held_out else None
+    training, held = hold_out(data, held_out)
+    if not training:
+        raise _refusal(
+            recipe,
+            "validation",
+            f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training, since"
+            " images of one photograph stay together; hold fewer out",
+        )
+    train = samples(data, "data", "train", training)
+    validation = samples(data, "data", "train", held) if held_out else None
     evaluation = None
     if recipe.evaluation is not None:
-        evaluation = samples(build(recipe, "evaluation", registry), "evaluation", "evaluation")
+        other = build(recipe, "evaluation", registry)
+        _refuse_overlap(recipe, data, other)
+        evaluation = samples(other, "evaluation", "evaluation")
         if evaluation.shape[0] != train.shape[0]:
             raise _refusal(
                 recipe,
@@ -149,6 +160,19 @@ def _samples(
                 " set color: gray to make both gray",
             )
     return train, validation, evaluation
+
+
+def _refuse_overlap(recipe: Recipe, data: Data, evaluation: Data) -> None:
+    """What is reported must not have been trained on."""
+    both = range(len(data)) if recipe.data == recipe.evaluation else shared(data, evaluation)
+    if both:
+        example = evaluation.label(both[0])
+        raise _refusal(
+            recipe,
+            "evaluation",
+            f"{len(both)} of the {len(evaluation)} images are of photographs in the training data (the first is"
+            f" {example}); choose others, e.g. by count and offset, or leave evaluation out",
+        )
 
 
 def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:

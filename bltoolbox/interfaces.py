@@ -75,6 +75,14 @@ class Data(Role):
         """What tables and figures call image ``id``."""
         return f"#{id}"
 
+    def group(self, id: int) -> str | None:
+        """What image ``id`` was taken from, e.g. a photograph; None when it stands for itself, as by default.
+
+        Images of one group are never on both sides of a split. Any two components mean the same by the same text, so
+        it should name a file, or a data set and an index.
+        """
+        return None
+
 
 class Operator(Role):
     """The forward operator A of ``½‖Ax − y‖²``."""

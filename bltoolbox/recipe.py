@@ -72,7 +72,7 @@ class Validation:
     """How the run chooses between the best θ and the last one.
 
     Args:
-        count: Training images held out for it; 0 keeps the last θ.
+        count: Training images held out for it, with all others of the same photographs; 0 keeps the last θ.
         checks: How often the held-out images are restored, evenly over the budget.
         patience: Checks without improvement after which the run stops early; never when left out.
         evaluation: Restore the evaluation images at each check, too, and log their PSNR. It never decides anything.
@@ -142,6 +142,7 @@ class Recipe:
         certificates: What the log says about accuracy.
         checkpoint: How often the run is saved.
         chunk: Samples solved at once.
+        workers: Threads that read and decode images; 0 reads them in the main one. The result is the same.
         iteration_limit: Most iterations of one lower-level solve.
         evaluation_tol: Accuracy of the restored images when evaluating.
     """
@@ -171,6 +172,7 @@ class Recipe:
     certificates: Certificates = Certificates()
     checkpoint: Checkpoint = Checkpoint()
     chunk: Annotated[int, Gt(0)] = 32
+    workers: Annotated[int, Ge(0)] = 0
     iteration_limit: Annotated[int, Gt(0)] = 2000
     evaluation_tol: Annotated[float, Gt(0)] = 1e-2
 

@@ -45,7 +45,10 @@ def reopen(path: Path, overrides: Sequence[str], registry: Registry) -> Reopened
     recipe = replace(recipe, text=given, name=path.resolve().parent.name)
     directory = RunDirectory(path, overwrite=True)
     summary = _summary(path) if recipe.budget == before.budget else None
-    return Reopened(directory, assemble(recipe, registry), summary)
+    experiment = assemble(recipe, registry)
+    if summary is None:
+        _refuse_other_images(path, experiment)
+    return Reopened(directory, experiment, summary)
 
 
 def resume(
@@ -62,15 +65,38 @@ def resume(
 
 def _refuse_newer(path: Path) -> None:
     """A newer version may mean other things by the same words."""
-    try:
-        written = str(json.loads((path / "env.json").read_text(encoding="utf-8"))["bltoolbox"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # the run stopped before it was written; nothing is lost by trying
+    written = str(_environment(path).get("bltoolbox", "0"))
     if _number(written) > _number(bltoolbox.__version__):
         raise BltError(
             f"{path} was written by bltoolbox {written}, newer than this one ({bltoolbox.__version__});"
             " update to resume it"
         )
+
+
+def _refuse_other_images(path: Path, experiment: Experiment) -> None:
+    """Sampler, warm starts and noise go by the ids of images, which must still mean the same ones."""
+    from bltoolbox.run_dir import image_sets
+
+    before, now = _environment(path).get("images"), image_sets(experiment)
+    if not isinstance(before, dict):
+        return
+    for name, (count, digest) in now.items():
+        if before.get(name, [count, digest]) != [count, digest]:
+            was = before[name][0]
+            change = f"there were {was} and are {count}" if was != count else "some have other names"
+            raise BltError(
+                f"the {name} images are not those {path} was started with: {change}; put them back as they were,"
+                " or start a new run"
+            )
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    """What env.json holds; nothing if the run stopped before it was written, as nothing is lost by trying then."""
+    try:
+        content = json.loads((path / "env.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -226,7 +226,18 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "command": sys.argv,
+        "images": image_sets(experiment),
     }
+
+
+def image_sets(experiment: Experiment) -> dict[str, list[Any]]:
+    """How many images there are for what, and a digest that tells when they change."""
+    sets = {
+        "training": experiment.train,
+        "validation": experiment.validation,
+        "evaluation": experiment.evaluation,
+    }
+    return {name: [len(samples), samples.digest()] for name, samples in sets.items() if samples is not None}
 
 
 def _git_state() -> str | None:

@@ -4,16 +4,22 @@
 
 n_i is drawn on the CPU from a generator keyed by (seed, id): a sample has the same noise in every epoch, order,
 batch size, process and device, and after a resume. Measurements are not clipped.
+
+Images are read one by one in ``workers`` threads, or all together in the calling one; an image depends on its id
+alone, so the result is the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from bltoolbox.errors import BltError
 from bltoolbox.interfaces import Data, Operator, Theta
 from bltoolbox.tensors import image_layout, keyed_generator
 
@@ -39,6 +45,7 @@ class Samples:
         device: torch.device | str = "cpu",
         operator_theta: Theta | None = None,
         ids: Sequence[int] | None = None,
+        workers: int = 0,
     ) -> None:
         self.data = data
         self.operator = operator
@@ -50,6 +57,7 @@ class Samples:
         self.device = torch.device(device)
         self.operator_theta = dict(operator_theta or {})
         self.ids = range(len(data)) if ids is None else ids
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="blt-images") if workers else None
         self.shape: tuple[int, ...] = tuple(self._clean(self.ids[:1]).shape[1:])
 
     def __len__(self) -> int:
@@ -59,20 +67,34 @@ class Samples:
         """What tables and figures call a sample."""
         return self.data.label(self.ids[position])
 
+    def digest(self) -> str:
+        """Changes when images are added, removed or renamed, as far as their labels show it."""
+        labels = "\n".join(self.data.label(i) for i in self.ids)
+        return hashlib.blake2b(labels.encode("utf-8", "replace"), digest_size=16).hexdigest()
+
     def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """x* and y of the samples at ``positions`` of this set."""
         ids = [self.ids[position] for position in positions]
-        x_true = image_layout(self._clean(ids).to(self.device, self.dtype))
+        try:
+            clean = self._clean(ids)
+        except (ValueError, OSError) as error:
+            raise BltError(f"an image cannot be had: {error}") from error
+        x_true = image_layout(clean.to(self.device, self.dtype))
         y = self.operator.apply(x_true, self.operator_theta)
         if self.noise:
             y = self.operator.add_noise(y, self.noise * self._noise(ids, y.shape[1:]).to(y))
         return x_true, image_layout(y)
 
     def _clean(self, ids: Sequence[int]) -> Tensor:
-        images = self.data.clean(ids)
+        images = self._read(ids)
         if self.color == "gray" and images.shape[1] == 3:
             return torch.einsum("bchw,c->bhw", images, images.new_tensor(_LUMA)).unsqueeze(1)
         return images
+
+    def _read(self, ids: Sequence[int]) -> Tensor:
+        if self.pool is None or len(ids) < 2:
+            return self.data.clean(ids)
+        return torch.cat(list(self.pool.map(lambda i: self.data.clean([i]), ids)))
 
     def _noise(self, ids: Sequence[int], shape: Sequence[int]) -> Tensor:
         # Drawn in float64 whatever the dtype of the run, so that both see the same noise.

@@ -6,6 +6,7 @@ Data goes to stdout and is never wrapped for a machine; everything said to a per
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,20 @@ def say(message: str) -> None:
     typer.echo(message, err=True)
 
 
+class _Teller(logging.Handler):
+    """What the toolbox logs, told as everything else is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def _tell_warnings() -> None:
+    """Let the person see what the toolbox warns of."""
+    logger = logging.getLogger("bltoolbox")
+    if not any(isinstance(handler, _Teller) for handler in logger.handlers):
+        logger.addHandler(_Teller())
+
+
 def print_json(data: Any) -> None:
     # NaN and Infinity are no JSON; a script should get null or a readable word rather than a parse error.
     typer.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))
@@ -68,6 +83,7 @@ def open_registry(files: Sequence[Path] | None, warn: bool = True) -> Registry:
     """The registry, with a warning for each plugin that is not used."""
     from bltoolbox.registry import load_registry
 
+    _tell_warnings()
     registry = load_registry(files or ())
     if warn:
         for warning in registry.warnings():

@@ -29,4 +29,10 @@ def blt_components() -> list[Component]:
             "blt_data.array:Array",
             "Your own images from a NumPy file, N×H×W×3 or N×H×W.",
         ),
+        Component(
+            "data",
+            "folder",
+            "blt_data.folder:Folder",
+            "Your own image files from a folder, of any ordinary format; read when needed.",
+        ),
     ]

@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bltoolbox.interfaces import Data
+from bltoolbox.signature_cache import cache_folder
 
 #: Part of the cache key: to be raised with any change of the images.
 GENERATOR = 2
@@ -106,6 +107,9 @@ class DeadLeaves(Data):
         picked = torch.from_numpy(self._images[np.asarray(ids, dtype=np.int64)])
         return picked.permute(0, 3, 1, 2).contiguous().float() / 255
 
+    def group(self, id: int) -> str:
+        return f"dead-leaves {self._series()} #{id}"
+
     def image(self, i: int) -> NDArray[np.uint8]:
         """Image i, painted afresh: (size, size, 3)."""
         rng = np.random.default_rng([self.seed, i])
@@ -117,11 +121,12 @@ class DeadLeaves(Data):
     def _generate(self) -> NDArray[np.uint8]:
         return np.stack([self.image(i) for i in range(self.count)])
 
+    def _series(self) -> str:
+        """All that an image depends on besides its id."""
+        return f"{self.size}-s{self.seed}-c{self.contrast!r}-t{self.texture!r}-b{self.blur!r}"
+
     def _load(self) -> NDArray[np.uint8]:
-        path = _cache_folder() / (
-            f"dead-leaves-v{GENERATOR}-{self.count}x{self.size}-s{self.seed}"
-            f"-c{self.contrast!r}-t{self.texture!r}-b{self.blur!r}.npy"
-        )
+        path = cache_folder() / f"dead-leaves-v{GENERATOR}-{self.count}x{self._series()}.npy"
         images = _read(path, (self.count, self.size, self.size, 3))
         if images is None:
             images = self._generate()
@@ -201,14 +206,6 @@ def _blur(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
         taken = (np.take(image, np.clip(np.arange(n) + d, 0, n - 1), axis) for d in t)
         image = sum(w * part for w, part in zip(kernel.astype(np.float32), taken, strict=True))
     return image
-
-
-def _cache_folder() -> Path:
-    if os.environ.get("BLT_CACHE"):
-        return Path(os.environ["BLT_CACHE"])
-    if os.environ.get("XDG_CACHE_HOME"):
-        return Path(os.environ["XDG_CACHE_HOME"]) / "bltoolbox"
-    return Path.home() / ".cache" / "bltoolbox"
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:

@@ -66,6 +66,9 @@ class Photos(Data):
     def label(self, id: int) -> str:
         return self.names[id]
 
+    def group(self, id: int) -> str:
+        return f"scikit-image {self.names[id]}"
+
     def _crop(self, name: str) -> NDArray[np.uint8]:
         if name not in self._crops:
             with _open(name) as file:
