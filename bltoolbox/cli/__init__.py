@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bltoolbox.cli import check, components, new_plugin, plugins, recipes, run, schema
+from bltoolbox.cli import check, compare, components, new_plugin, plugins, recipes, run, schema, sweep
 from bltoolbox.cli.common import Debug, debugging, say
 from bltoolbox.errors import BltError, RecipeError
 
@@ -48,6 +48,8 @@ def _options(
 
 
 run.register(app)
+sweep.register(app)
+compare.register(app)
 recipes.register(app)
 components.register(app)
 plugins.register(app)

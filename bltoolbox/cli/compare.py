@@ -1,0 +1,157 @@
+"""``blt compare``: several runs in one figure and one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say
+from bltoolbox.errors import UsageError
+
+if TYPE_CHECKING:
+    from bltoolbox.comparison import Axis, Comparison, Group, Spread
+
+FIGURE = Path("compare.png")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("compare")(compare_runs)
+
+
+def compare_runs(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_DIR...", help="Run directories, or sweeps, which stand for their runs."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FIG", help="The figure: a .png, .svg or .pdf file.")
+    ] = FIGURE,
+    level: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="DB",
+            help="PSNR to reach, for the table; may be repeated. Found from the runs if left out.",
+        ),
+    ] = None,
+    at: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="C", help="Also draw what is restored after this many computations; may be repeated."
+        ),
+    ] = None,
+    image: Annotated[int, typer.Option(metavar="N", min=0, help="Which evaluation image --at restores.")] = 0,
+    smooth: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Steps in the running mean of the loss; a twentieth of the run if left out.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace figures that are there.")] = False,
+    as_json: Json = False,
+    plugin: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Draw runs against each other: loss and PSNR against computations and time.
+
+    For example: blt compare runs/steps --level 27 --level 28 --at 1e4
+
+    Runs that differ only in their seed are one line, their mean, in a band from the worst to the best. The legend names
+    the settings in which the runs differ. PSNR is that of the evaluation images where the recipes have validation:
+    {evaluation: true}, else that of the held-out images. Runs that are not finished are drawn as far as they are.
+
+    With --at there is a second figure, FIG-images: an evaluation image, restored by the θ of the last check up to each
+    of these costs.
+    """
+    from bltoolbox.compare_figures import check_targets, draw_curves, save_figure
+    from bltoolbox.comparison import as_dict, compare
+    from bltoolbox.history import RunHistory, expand
+
+    sheet = out.with_name(f"{out.stem}-images{out.suffix}")
+    costs = sorted(set(at or ()))
+    check_targets([out, sheet] if costs else [out], force)
+    paths, missing = expand(directories)
+    comparison = compare([RunHistory.read(path) for path in paths], level or (), smooth)
+    for note in [*missing, *comparison.notes]:
+        say(f"note: {note}")
+    if not any(run.steps or run.checks for run in comparison.runs):
+        raise UsageError("there is nothing to compare: none of the runs has made a step")
+    facts = as_dict(comparison) | {"figure": str(out)}
+    if costs:
+        from bltoolbox.compare_images import draw_sheet, restore_rows
+
+        rows = restore_rows(comparison, costs, image, open_registry(plugin))
+        facts |= {"images_figure": str(sheet), "images": [row.as_dict() for row in rows]}
+        save_figure(draw_sheet(rows, costs), sheet)
+    save_figure(draw_curves(comparison), out)
+    if as_json:
+        print_json(facts)
+        return
+    _print_tables(comparison)
+    say(" and ".join([str(out), *([str(sheet)] if costs else [])]) + " written")
+
+
+def _print_tables(comparison: Comparison) -> None:
+    from bltoolbox.cli.tables import print_rows
+    from bltoolbox.comparison import over, to_reach
+
+    rows = [
+        (
+            "setting",
+            "runs",
+            f"best {comparison.psnr_name}",
+            "chosen θ, test",
+            "final loss",
+            "computations",
+            "seconds",
+        )
+    ]
+    for group in comparison.groups:
+        finished = sum(run.finished for run in group.runs)
+        count = str(finished) if finished == len(group.runs) else f"{finished} of {len(group.runs)}"
+        rows.append(
+            (
+                group.label,
+                count,
+                _shown(over(group, lambda run: run.best_psnr(comparison.images)), ".2f"),
+                _shown(over(group, lambda run: run.test_psnr), ".2f"),
+                _shown(over(group, comparison.final_loss), ".4g"),
+                _shown(over(group, lambda run: run.computations), ",.0f", spread=False),
+                _shown(over(group, lambda run: run.seconds), ".1f", spread=False),
+            )
+        )
+    print_rows(rows, title="Finished runs; PSNR in dB, mean and range over the runs of a setting")
+    if not comparison.levels:
+        return
+    axes: tuple[Axis, ...] = ("computations", "seconds")
+    forms = {"computations": ",.0f", "seconds": ".1f"}
+    heading = [f"{axis} to {level:g} dB" for axis in axes for level in comparison.levels]
+    table: list[Sequence[str]] = [("setting", *heading)]
+    for group in comparison.groups:
+        cells = [
+            _reached(over(group, to_reach(comparison, level, axis)), group, forms[axis])
+            for axis in axes
+            for level in comparison.levels
+        ]
+        table.append((group.label, *cells))
+    typer.echo("")
+    print_rows(table, title=f"What it takes until a check has that {comparison.psnr_name}")
+
+
+def _shown(found: Spread | None, form: str, spread: bool = True) -> str:
+    if found is None:
+        return "–"
+    mean, low, high = (format(value, form) for value in (found.mean, found.low, found.high))
+    return f"{mean} ({low} to {high})" if spread and low != high else mean
+
+
+def _reached(found: Spread | None, group: Group, form: str) -> str:
+    if found is None:
+        return "–"
+    part = "" if found.count == len(group.runs) else f" ({found.count} of {len(group.runs)})"
+    return format(found.mean, form) + part

@@ -1,0 +1,110 @@
+"""``blt sweep``: a grid of runs, that can be stopped and gone on with."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
+from bltoolbox.cli.completion import complete_recipe
+from bltoolbox.errors import UsageError
+
+if TYPE_CHECKING:
+    from bltoolbox.sweep import Sweep
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("sweep")(sweep)
+
+
+def sweep(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE [KEY=A,B,...]...",
+            help="A file or a shipped recipe's name, and for each key the values it takes.",
+            autocompletion=complete_recipe,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Where to write; runs/<recipe>/sweep-<time>."),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Runs at a time.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check every cell, print its command, write nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.")] = False,
+    as_json: Json = False,
+    plugin: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Run a recipe for every combination of some values, each in a run directory of its own.
+
+    For example: blt sweep denoise upper_optimizer.step=1e-3,1e-2 seed=0,1,2 -o runs/steps --jobs 2
+
+    A comma in brackets, braces or quotes belongs to the value, so a value may be a list or a whole component:
+    upper_optimizer={name: isgd, step: 1},maid. A key with one value is a plain override. All cells are checked before
+    the first one runs, each in a process of its own; one that fails does not stop the others.
+
+    The same command again goes on: finished cells are skipped, interrupted ones resumed, failed ones begun anew with
+    the old run kept in set-aside. The grid may have grown. blt compare DIR draws the runs.
+    """
+    from bltoolbox.grid import parse_grid
+    from bltoolbox.sweep import Sweep, fresh_sweep_directory, plan
+
+    sources, overrides = split_overrides(arguments)
+    if len(sources) != 1:
+        raise UsageError("blt sweep takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
+    grid = parse_grid(overrides)
+    registry = open_registry(plugin)
+    planned = plan(sources[0], grid, registry)
+    found = Sweep(out or fresh_sweep_directory(Path("runs"), planned.name), planned, registry)
+    if dry_run:
+        _print_plan(found, sources[0], as_json)
+        return
+    from bltoolbox.cli.sweep_display import Display, print_table
+    from bltoolbox.sweep_jobs import Jobs
+
+    with found.opened(), Display(quiet) as display:
+        signal = Jobs(found, jobs, plugin or (), display).run()
+    facts = _facts(found)
+    if as_json:
+        print_json(facts)
+    else:
+        print_table(facts)
+    if signal is not None:
+        say(f"interrupted; the same command with -o {shlex.quote(str(found.path))} goes on")
+        raise typer.Exit(128 + signal)
+    raise typer.Exit(0 if all(cell["status"] == "finished" for cell in facts["cells"]) else 1)
+
+
+def _facts(sweep: Sweep) -> dict[str, Any]:
+    """What JSON says of a sweep; the best cell is chosen on the held-out images where there are some."""
+    cells = [one.as_dict() for one in sweep.cells]
+    best: dict[str, str | None] = {}
+    for key in ("psnr_validation", "psnr_test"):
+        known = [cell for cell in cells if cell[key] is not None]
+        best[key] = max(known, key=lambda cell: cell[key])["name"] if known else None
+    return {
+        "directory": str(sweep.path),
+        "recipe": sweep.plan.name,
+        "grid": sweep.plan.grid.values,
+        "best": best["psnr_validation"] or best["psnr_test"],
+        "best_validation": best["psnr_validation"],
+        "best_test": best["psnr_test"],
+        "cells": cells,
+    }
+
+
+def _print_plan(sweep: Sweep, source: str, as_json: bool) -> None:
+    if as_json:
+        print_json(_facts(sweep))
+        return
+    for one in sweep.cells:
+        words = ["blt", "run", source, *one.cell.overrides, "-o", str(one.path)]
+        typer.echo(shlex.join(words) + ("" if one.state == "waiting" else f"  # {one.state}"))

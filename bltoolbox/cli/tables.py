@@ -1,0 +1,38 @@
+"""Tables on stdout: drawn on a terminal, plain columns elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+
+def print_rows(rows: Sequence[Sequence[str]], *, left: int = 1, title: str = "") -> None:
+    """A heading and rows; the first ``left`` columns are text, the others numbers."""
+    if sys.stdout.isatty():
+        _draw(rows, left, title)
+        return
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if title:
+        typer.echo(title)
+    for row in rows:
+        cells = [
+            f"{cell:<{width}}" if number < left else f"{cell:>{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        typer.echo("  ".join(cells).rstrip())
+
+
+def _draw(rows: Sequence[Sequence[str]], left: int, title: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+    for number, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="left" if number < left else "right", overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)
