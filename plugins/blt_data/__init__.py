@@ -35,4 +35,16 @@ def blt_components() -> list[Component]:
             "blt_data.folder:Folder",
             "Your own image files from a folder, of any ordinary format; read when needed.",
         ),
+        Component(
+            "data",
+            "stl10",
+            "blt_data.stl10:STL10",
+            "STL-10: 113,000 colour images 96×96; downloaded on request.",
+        ),
+        Component(
+            "data",
+            "oxford-pets",
+            "blt_data.pets:OxfordPets",
+            "Oxford-IIIT Pet: 7,349 photographs of cats and dogs; downloaded on request.",
+        ),
     ]

@@ -3,6 +3,10 @@
 An ``.npy`` array of shape N×H×W×3 (colour), N×H×W×1 or N×H×W (gray), either of unsigned integers (0 … the largest of
 the type) or of floats in [0, 1]. The file is memory-mapped: only the images asked for are read, so it may be larger
 than the memory. Prefer it for prepared crops of one size; for files of an ordinary image format use ``folder``.
+
+Crops of one photograph look alike, so they should not be on both sides of a split. A CSV file beside the array, one
+row an image, tells which belong together in its column ``photograph`` (or ``photo``, ``group``, ``source``,
+``image``); with a column ``index`` its rows may come in any order.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blt_data.files import real_path
+from blt_data.groups import read_groups
+from blt_data.mapped import Mapped
 from bltoolbox.interfaces import Data
 
 
@@ -28,6 +35,8 @@ class Array(Data):
         count: Number of images to use; all from ``offset`` on when left out.
         offset: Index of the first image to use, e.g. to hold the images before it out.
         crop: Side of a square crop around the centre; the whole image when left out.
+        groups: A CSV file that tells which images are of one photograph; auto takes the one with the name of the array,
+            if there is one, and none lets each image stand for itself.
     """
 
     def __init__(
@@ -36,6 +45,7 @@ class Array(Data):
         count: Annotated[int, Gt(0)] | None = None,
         offset: Annotated[int, Ge(0)] = 0,
         crop: Annotated[int, Gt(0)] | None = None,
+        groups: str = "auto",
     ) -> None:
         images = _open(path)
         total, height, width = images.shape[:3]
@@ -54,7 +64,10 @@ class Array(Data):
         self.count = total - offset if count is None else count
         self.offset = offset
         self.crop = crop
-        self._images = images
+        file = Path(path).expanduser()
+        self._images = Mapped(file, images)
+        self._file = real_path(file)
+        self._groups = read_groups(file, total, groups)
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
@@ -69,13 +82,20 @@ class Array(Data):
         index = np.asarray(ids, dtype=np.int64)
         if ((index < 0) | (index >= self.count)).any():
             raise IndexError(f"ids must be in 0 … {self.count - 1}")
-        images = self._images[index + self.offset]
+        images = self._images.take(index + self.offset)
         if self.crop is not None:
             top, left = ((side - self.crop) // 2 for side in images.shape[1:3])
             images = images[:, top : top + self.crop, left : left + self.crop]
         if images.ndim == 3:
             images = images[..., None]
         return self._scaled(images).permute(0, 3, 1, 2).contiguous()
+
+    def label(self, id: int) -> str:
+        return f"#{self.offset + id}"
+
+    def group(self, id: int) -> str:
+        i = self.offset + id
+        return f"file {self._file} #{i}" if self._groups is None else f"photograph {self._groups[i]}"
 
     def _scaled(self, images: NDArray[Any]) -> Tensor:
         if images.dtype.kind == "u":
