@@ -84,6 +84,33 @@ def initial_residual(system: System, rhs: Tensor, start: Tensor) -> Tensor:
     return rhs - system.hvp(start) if bool((start != 0).any()) else rhs.clone()
 
 
+def smallest_ritz(system: System, start: Tensor, steps: int) -> Tensor:
+    """The smallest Ritz value of H on the Krylov space of ``start``, per sample: at least the smallest eigenvalue.
+
+    By the three-term recurrence of Lanczos, whose loss of orthogonality repeats Ritz values but invents none.
+    """
+    start = torch.where(expand(norm(start) > 0, start), start, 1.0)
+    v, before = start / expand(norm(start), start), torch.zeros_like(start)
+    beta = torch.zeros_like(norm(start))
+    alive = torch.ones_like(beta, dtype=torch.bool)
+    diagonal: list[Tensor] = []
+    off_diagonal: list[Tensor] = []
+    for _ in range(steps):
+        w = system.hvp(v) - expand(beta, before) * before
+        alpha = dot(v, w)
+        # Beyond an invariant subspace there is nothing: a copy of the first entry is no smaller than the smallest value.
+        diagonal.append(torch.where(alive, alpha, diagonal[0]) if diagonal else alpha)
+        w = w - expand(alpha, v) * v
+        beta = norm(w)
+        alive = alive & (beta > 1e3 * torch.finfo(start.dtype).eps * alpha.abs())
+        beta = torch.where(alive, beta, 0.0)
+        off_diagonal.append(beta)
+        before, v = v, w / expand(torch.where(alive, beta, float("inf")), w)
+    matrix = torch.diag_embed(torch.stack(diagonal, 1))
+    matrix = matrix + torch.diag_embed(torch.stack(off_diagonal[:-1], 1), 1)
+    return torch.linalg.eigvalsh(matrix, UPLO="U")[:, 0]
+
+
 @dataclass(frozen=True)
 class CGState:
     """q, b − Hq by the recursion with its norm, and the search direction p."""

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from bltoolbox.bounds import POWER_ITERATIONS, BoundKind, Certificate, estimate_bound
+from bltoolbox.bounds import RITZ_STEPS, BoundKind, Certificate, estimate_bound, knows_mu
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import HypergradientEstimator, LowerSolver, Theta
 from bltoolbox.interrupts import allowed
@@ -357,7 +357,8 @@ class BatchOracle:
         )
         constants = torch.stack([result.hessian_lipschitz, result.mixed_lipschitz], dim=1)
         oracle.lipschitz_estimates.put(chunk.samples, constants.double())
-        oracle.charge(Cost(power_iterations=POWER_ITERATIONS * len(chunk.samples)))
+        if not knows_mu(chunk.lower):
+            oracle.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
         return result.omega
 
 

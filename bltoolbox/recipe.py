@@ -103,7 +103,7 @@ class Certificates:
     Args:
         bound: Error bound of the hypergradient: estimated, certified where everything for it is known (else
             estimated), or none.
-        every: Hypergradients between two bounds; one costs about as much as ten lower-level iterations.
+        every: Hypergradients between two bounds; one costs about half a warm hypergradient.
     """
 
     bound: Literal["estimated", "certified", "none"] = "estimated"

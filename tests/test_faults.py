@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from bltoolbox import files, resume, run, run_dir
 from bltoolbox.assemble import assemble
 from bltoolbox.checkpoint import Checkpoints
 from bltoolbox.errors import BltError, RecipeError, UsageError
+from bltoolbox.listeners import Listener
 from bltoolbox.model import read_theta
 from bltoolbox.recipe import Recipe, recipe_from_dict
 from bltoolbox.run_dir import RunDirectory
@@ -77,6 +82,41 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(t
     assert tree(tmp_path) == {"file": b"kept"}
 
 
+def bound_by_permissions() -> None:
+    """Take from a process of root what lets it write everywhere; runs between fork and exec."""
+    set_bounding, override = 24, 1  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+    if os.geteuid() == 0 and ctypes.CDLL(None).prctl(set_bounding, override, 0, 0, 0):
+        os._exit(77)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="root is held to permissions only on Linux")
+def test_a_read_only_directory_is_one_sentence_and_stays_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    run(recipe(2), out=folder / "run")
+    before = tree(folder)
+    places = (folder, *folder.rglob("*"))
+    for path in places:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for command in (
+        ["run", "smoke", "-o", str(folder / "other")],
+        ["resume", str(folder / "run"), "budget.steps=4"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "bltoolbox", *command],
+            capture_output=True,
+            text=True,
+            preexec_fn=bound_by_permissions,
+        )
+        if done.returncode == 77:
+            pytest.skip("root cannot give up its privilege here")
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "cannot write to" in done.stderr and "Permission denied" in done.stderr
+    assert tree(folder) == before
+    for path in places:
+        path.chmod(0o755)
+
+
 def test_data_that_went_away_are_missed_by_name_and_the_run_is_kept(tmp_path: Path) -> None:
     array = tmp_path / "images.npy"
     images = np.random.default_rng(0).random((8, 16, 16, 3), dtype=np.float32)
@@ -89,6 +129,72 @@ def test_data_that_went_away_are_missed_by_name_and_the_run_is_kept(tmp_path: Pa
     assert tree(tmp_path / "run") == before
     np.save(array, images)
     assert resume(tmp_path / "run", ["budget.steps=5"]).steps == 5
+
+
+@pytest.mark.parametrize("trouble", ["gone", "cut", "mangled"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_lost_during_a_run_is_named_and_the_run_goes_on_once_it_is_back(
+    trouble: str, workers: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i, pixels in enumerate(np.random.default_rng(0).integers(256, size=(8, 16, 16, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    # The last image is used, but not in the first step.
+    asked = recipe(6, data={"name": "folder", "path": str(folder)}, workers=workers)
+    whole = run(asked, out=tmp_path / "whole")
+    lost, content = folder / "7.png", (folder / "7.png").read_bytes()
+
+    class Trouble(Listener):
+        def stepped(self, record: Any, seconds: float, fraction: float) -> None:
+            if record["step"] != 3:
+                return
+            if trouble == "gone":
+                lost.unlink()
+            else:
+                middle = len(content) // 2
+                lost.write_bytes(
+                    content[:middle] + (b"" if trouble == "cut" else b"?" * (len(content) - middle))
+                )
+
+    with pytest.raises(BltError, match=r"an image cannot be had: .*7\.png") as caught:
+        run(asked, out=tmp_path / "run", listeners=[Trouble()])
+    assert type(caught.value) is BltError and caught.value.exit_code == 1
+    assert "failed" in json.loads((tmp_path / "run" / "status.json").read_text())["status"]
+    before = tree(tmp_path / "run")
+    if trouble == "gone":
+        # Fewer images have other ids: going on would mix them up.
+        with pytest.raises(
+            BltError, match=r"the training images are not those .*: there were 8 and are 7; put them back"
+        ):
+            resume(tmp_path / "run")
+        assert tree(tmp_path / "run") == before
+        lost.with_name("8.png").write_bytes(content)
+        with pytest.raises(BltError, match="some have other names"):
+            resume(tmp_path / "run")
+        lost.with_name("8.png").unlink()
+    lost.write_bytes(content)
+    result = resume(tmp_path / "run")
+    assert all(torch.equal(result.theta[key], whole.theta[key]) for key in whole.theta)
+    assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "run/metrics.jsonl").read_bytes()
+
+
+def test_an_array_cut_short_during_a_run_ends_in_a_sentence(tmp_path: Path) -> None:
+    """Not in a bus error."""
+    array = tmp_path / "images.npy"
+    np.save(array, np.random.default_rng(0).random((8, 16, 16, 3), dtype=np.float32))
+    content = array.read_bytes()
+
+    class Trouble(Listener):
+        def stepped(self, record: Any, seconds: float, fraction: float) -> None:
+            if record["step"] == 3:
+                os.truncate(array, 500)
+
+    asked = recipe(6, data={"name": "array", "path": str(array)})
+    with pytest.raises(BltError, match=r"images\.npy was cut short while it was in use"):
+        run(asked, out=tmp_path / "run", listeners=[Trouble()])
+    array.write_bytes(content)
+    assert resume(tmp_path / "run").steps == 6
 
 
 def test_a_run_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
