@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bltoolbox.errors import UsageError
-from bltoolbox.yaml_text import Spot, dump_inline, parse
+from bltoolbox.settings import shown
+from bltoolbox.yaml_text import Spot, parse
 
 #: More cells than this are a slip of the keyboard.
 MAX_CELLS = 10_000
@@ -155,10 +156,8 @@ def _words(data: Any) -> Iterator[str]:
     elif isinstance(data, list):
         for value in data:
             yield from _words(value)
-    elif isinstance(data, str):
-        yield data
     else:
-        yield dump_inline(data)
+        yield shown(data)
 
 
 def _cut(name: str) -> str:
