@@ -51,6 +51,10 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("upper_optimizer/iadam", {"step_decay": 0.5, "tol_decay": 0.6}),
     ("upper_optimizer/hoag", {"decay": "cubic"}),
     ("data/array", {"crop": None, "count": 2, "offset": 1}),
+    ("data/folder", {"crop": None, "resize": 12}),
+    ("data/folder", {"resize": 12, "crop": 9, "offset": 2, "count": 3}),
+    ("data/oxford-pets", {"fit": "crop", "count": 2, "offset": 1}),
+    ("data/stl10", {"count": 2, "offset": 1}),
 ]
 
 

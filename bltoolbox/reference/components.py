@@ -48,6 +48,7 @@ OFFERS = {
     "check": "a check of the image size",
     "constants": "constants for certified error bounds",
     "gradient": "an analytic gradient",
+    "group": "which of its images belong together",
     "init_params": "parameters that can be learned",
     "label": "names of its images",
     "linearize": "analytic Hessian products",

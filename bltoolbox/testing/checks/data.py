@@ -24,6 +24,9 @@ def length(subject: Subject) -> None:
     last = len(data) - 1
     require(len(data.clean([last])) == 1, f"clean([{last}]), the last image, must give one image")
     require(isinstance(data.label(last), str), f"label({last}) must be text")
+    group = data.group(last)
+    require(group is None or isinstance(group, str), f"group({last}) must be text or None")
+    require(data.group(last) == group, f"group({last}) differed between two calls")
 
 
 @holds(KIND, "images are float32 in [0, 1]")
