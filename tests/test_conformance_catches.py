@@ -389,6 +389,12 @@ WRONG = {
         "θ stays admissible",
         "oracle.project",
     ),
+    "groups that are no text": (
+        "data",
+        "def group(self, id): return id",
+        "has a length",
+        "must be text or None",
+    ),
     "data in 0 … 255": (
         "data",
         "def clean(self, ids): return 255 * super().clean(ids)",
