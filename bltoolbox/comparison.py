@@ -76,8 +76,13 @@ class Comparison:
         return _curve((getattr(one, axis), value) for one, value in zip(records, values, strict=True))
 
     def psnrs(self, run: RunHistory, axis: Axis) -> Curve:
-        """PSNR at each check, against cost or time."""
-        return _curve((getattr(check, axis), psnr) for check, psnr in run.psnrs(self.images))
+        """PSNR at each check, against cost or time; until its first step a run is as good as at its start."""
+        checks = run.psnrs(self.images)
+        points = [(getattr(check, axis), psnr) for check, psnr in checks]
+        if checks and checks[0][0].step == 0 and run.steps:
+            end = getattr(run.steps[0], axis)
+            points.append((None if end is None else end * (1 - 1e-9), checks[0][1]))
+        return _curve(points)
 
     def final_loss(self, run: RunHistory) -> float | None:
         curve = self.losses(run, "computations")

@@ -229,6 +229,13 @@ def test_running_means_and_bands() -> None:
         assert y == pytest.approx(math.log10(x))
 
 
+def test_until_its_first_step_a_run_is_as_good_as_at_its_start(tmp_path: Path) -> None:
+    comparison = compare(histories(make_run(tmp_path / "run")))
+    curve = comparison.psnrs(comparison.runs[0], "computations")
+    assert [y for _, y in curve] == [20.0, 20.0, 25.0, 27.0]
+    assert [x for x, _ in curve] == pytest.approx([0, 100, 500, 1000]) and curve[1][0] < 100
+
+
 # The command
 
 

@@ -150,6 +150,25 @@ def test_labels_name_what_differs_and_no_options_of_other_components() -> None:
     assert differing([isgd, maid]) == [f"upper_optimizer.{name}" for name in ("name", "step", "tol", "eps")]
 
 
+def test_tab_offers_another_value_behind_a_comma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+    from typing import cast
+
+    from bltoolbox.cli.completion import complete_grid
+
+    monkeypatch.chdir(tmp_path)
+
+    def offered(*arguments: str, begun: str) -> list[str]:
+        context = cast(Any, SimpleNamespace(params={"arguments": list(arguments)}))
+        return [word for word, _ in complete_grid(context, begun)]
+
+    assert offered(begun="smo") == ["smoke"]
+    assert "lower_solver=" in offered("smoke", begun="lower_")
+    assert offered("smoke", begun="lower_solver=ag") == ["lower_solver=agd"]
+    assert offered("smoke", begun="lower_solver=mm,ag") == ["lower_solver=mm,agd"]
+    assert offered("smoke", "lower_solver", "=", begun="mm,ag") == ["mm,agd"], "as bash cuts it"
+
+
 # Refusals
 
 

@@ -77,6 +77,16 @@ def complete_recipe(ctx: typer.Context, incomplete: str) -> list[Word]:
     return found + (_files(incomplete) if incomplete and not found else [])
 
 
+@_quietly
+def complete_grid(ctx: typer.Context, incomplete: str) -> list[Word]:
+    """As for one recipe; behind a comma comes another value of the same key."""
+    before, comma, begun = incomplete.rpartition(",")
+    key, equals, _ = before.partition("=")
+    found = complete_recipe(ctx, f"{key}={begun}" if comma and equals else begun)
+    values = [(word.removeprefix(f"{key}=") if equals else word, doc) for word, doc in found]
+    return [(f"{before}{comma}{word}", doc) for word, doc in values]
+
+
 def rejoin(words: Sequence[str]) -> list[str]:
     """Words as they were before bash cut them at each ``=``."""
     joined: list[str] = []

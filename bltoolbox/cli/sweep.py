@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
-from bltoolbox.cli.completion import complete_recipe
+from bltoolbox.cli.completion import complete_grid
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def sweep(
         typer.Argument(
             metavar="RECIPE [KEY=A,B,...]...",
             help="A file or a shipped recipe's name, and for each key the values it takes.",
-            autocompletion=complete_recipe,
+            autocompletion=complete_grid,
         ),
     ],
     out: Annotated[
