@@ -307,7 +307,9 @@ def test_a_cell_that_fails_does_not_stop_the_others_and_is_begun_anew(here: Call
     words = ["smoke", *QUICK, "upper_optimizer.step=1e30,1e-2", "-o", "out"]
     done = here("sweep", *words, "--json")
     assert done.returncode == 1
-    failed, fine = json.loads(done.stdout)["cells"]
+    facts = json.loads(done.stdout)
+    failed, fine = facts["cells"]
+    assert facts["best"] == facts["best_test"] == fine["name"]
     assert (failed["status"], fine["status"]) == ("failed", "finished")
     assert "NaN" in failed["reason"]
     assert Path(failed["log"]).read_text().count("$ blt run") == 1

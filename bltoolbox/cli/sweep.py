@@ -84,11 +84,11 @@ def sweep(
 
 
 def _facts(sweep: Sweep) -> dict[str, Any]:
-    """What JSON says of a sweep; the best cell is chosen on the held-out images where there are some."""
+    """What JSON says of a sweep; the best finished cell is chosen on the held-out images where there are some."""
     cells = [one.as_dict() for one in sweep.cells]
     best: dict[str, str | None] = {}
     for key in ("psnr_validation", "psnr_test"):
-        known = [cell for cell in cells if cell[key] is not None]
+        known = [cell for cell in cells if cell[key] is not None and cell["status"] == "finished"]
         best[key] = max(known, key=lambda cell: cell[key])["name"] if known else None
     return {
         "directory": str(sweep.path),

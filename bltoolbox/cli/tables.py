@@ -34,5 +34,6 @@ def _draw(rows: Sequence[Sequence[str]], left: int, title: str) -> None:
     for number, heading in enumerate(rows[0]):
         table.add_column(heading, justify="left" if number < left else "right", overflow="fold")
     for row in rows[1:]:
-        table.add_row(*map(Text, row))
+        # A space at the end keeps numbers aligned with those that have a mark there; rich would cut it off.
+        table.add_row(*(Text(f"{cell[:-1]}\xa0" if cell.endswith(" ") else cell) for cell in row))
     Console(highlight=False).print(table)
