@@ -19,6 +19,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "upper_optimizer",
+            "isgd-ls",
+            "blt_upper.isgd_ls:ISGDLineSearch",
+            "ISGD that measures its step length on the batch now and then; no step to tune.",
+        ),
+        Component(
+            "upper_optimizer",
             "maid",
             "blt_upper.maid:MAID",
             "Adaptive inexact descent with a line search; chooses step and accuracy itself, needs all data.",

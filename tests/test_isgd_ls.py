@@ -1,0 +1,113 @@
+"""isgd-ls: whatever the first step, the length it finds, what it asks for, and where it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import flat
+from test_more_upper import START, Parabola, minimiser, parabola_start, run, tikhonov_oracle
+
+from blt_upper.isgd import ISGD
+from blt_upper.isgd_ls import ISGDLineSearch
+from bltoolbox import run as run_recipe
+from bltoolbox.recipe import recipe_from_dict
+
+#: On a parabola of curvature c a step keeps 1 − αc/2 of its promise.
+LOW, HIGH = 0.3, 0.7
+
+
+@pytest.mark.parametrize("curvature", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("step", [1e-12, 1e-6, 1e-2, 1.0, 1e4])
+def test_any_first_step_leads_to_one_that_keeps_a_fair_part_of_its_promise(
+    step: float, curvature: float
+) -> None:
+    oracle, theta, optimizer = Parabola(curvature), parabola_start(), ISGDLineSearch(step=step)
+    taken = optimizer.step(theta, oracle, optimizer.init(theta))
+    kept = 1 - float(taken.metrics["step_size"]) * curvature / 2
+    assert LOW <= kept <= HIGH
+    values = [tol for kind, tol in oracle.asked if kind == "value"]
+    assert len(values) == taken.metrics["trials"] <= 40
+    assert set(values) == {0.2 * 0.1}, "both sides of a comparison have the same accuracy"
+
+
+def test_a_step_too_small_to_be_seen_is_lengthened_without_asking() -> None:
+    """f is wrong by more than a step of 1e-9 can gain; measured, its gain would be nonsense."""
+    oracle, theta = Parabola(error=0.5), parabola_start()
+    optimizer = ISGDLineSearch(step=1e-9)
+    taken = optimizer.step(theta, oracle, optimizer.init(theta))
+    assert float(taken.metrics["step_size"]) > 0.1
+    assert len(oracle.asked) < 15
+
+
+def test_between_measurements_it_is_isgd() -> None:
+    theta, optimizer = parabola_start(), ISGDLineSearch(step=0.9, every=7)
+    state, asked = optimizer.init(theta), []
+    for _ in range(30):
+        oracle = Parabola()
+        taken = optimizer.step(theta, oracle, state)
+        plain = ISGD(step=float(taken.metrics["step_size"]))
+        same = plain.step(theta, Parabola(), plain.init(theta))
+        assert torch.equal(taken.theta["a"], same.theta["a"])
+        asked.append(any(kind == "value" for kind, _ in oracle.asked))
+        theta, state = taken.theta, taken.state
+    assert [k for k, one in enumerate(asked) if one] == [0, 1, 2, 7, 14, 21, 28]
+
+
+def test_a_step_that_would_lead_further_than_the_last_one_measured_is_measured_first() -> None:
+    """The curvature is suddenly a hundred times what it was."""
+    theta, optimizer = parabola_start(), ISGDLineSearch(step=0.5, every=1000)
+    state = optimizer.init(theta)
+    for _ in range(4):
+        theta, state = (taken := optimizer.step(theta, Parabola(), state)).theta, taken.state
+    steeper = Parabola(curvature=100.0)
+    taken = optimizer.step(theta, steeper, state)
+    assert LOW <= 1 - float(taken.metrics["step_size"]) * 100 / 2 <= 1
+    assert float(taken.theta["a"].norm()) < float(theta["a"].norm())
+
+
+@pytest.mark.parametrize("step", [1e-6, 1e-2, 1e2])
+def test_it_reaches_the_known_minimiser_from_any_step(step: float) -> None:
+    oracle = tikhonov_oracle()
+    theta, _ = run(ISGDLineSearch(step=step, tol=1e-3, tol_decay=1.0, every=3), oracle, 60, START)
+    torch.testing.assert_close(theta["regularizer.log_weight"], minimiser(oracle), rtol=0, atol=5e-3)
+
+
+def test_a_step_that_fails_is_shortened_when_asked() -> None:
+    optimizer, theta = ISGDLineSearch(step=1.0), parabola_start()
+    assert optimizer.shorten(optimizer.init(theta), 0.5) == {"k": 0}
+    after = optimizer.step(theta, Parabola(), optimizer.init(theta)).state
+    assert optimizer.shorten(after, 0.5)["step"] == 0.5 * after["step"]
+
+
+def test_nothing_to_descend_moves_nothing() -> None:
+    theta, optimizer = {"a": torch.zeros(2, dtype=torch.float64)}, ISGDLineSearch(step=0.1)
+    taken = optimizer.step(theta, Parabola(), optimizer.init(theta))
+    assert torch.equal(taken.theta["a"], theta["a"]) and taken.metrics["trials"] == 0
+
+
+def test_limits_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"low 0\.8 is not below high 0\.5"):
+        ISGDLineSearch(low=0.8, high=0.5)
+
+
+def test_a_run_learns_as_much_from_a_step_a_million_times_too_short_or_long() -> None:
+    settings: dict[str, Any] = {
+        "data": {"name": "dead-leaves", "count": 24, "size": 20},
+        "regularizer": {"name": "foe", "filters": 4, "kernel_size": 3},
+        "lower_solver": "mm",
+        "sampler": {"size": 8},
+        "validation": {"count": 0},
+        "certificates": {"bound": "none"},
+        "budget": {"steps": 12},
+    }
+    ends = []
+    for step in (1e-8, 1e-2, 1e4):
+        optimizer = {"name": "isgd-ls", "step": step, "tol": 0.1}
+        result = run_recipe(recipe_from_dict(settings | {"upper_optimizer": optimizer}))
+        losses = [record["loss"] for record in result.history]
+        ends.append(sum(losses[-3:]) / sum(losses[:3]))
+        assert bool(torch.isfinite(flat(result.theta)).all())
+    assert max(ends) < 0.8, ends
+    assert max(ends) - min(ends) < 0.1, ends
