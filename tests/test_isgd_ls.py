@@ -60,7 +60,7 @@ def test_a_step_that_would_lead_further_than_the_last_one_measured_is_measured_f
     theta, optimizer = parabola_start(), ISGDLineSearch(step=0.5, every=1000)
     state = optimizer.init(theta)
     for _ in range(4):
-        theta, state = (taken := optimizer.step(theta, Parabola(), state)).theta, taken.state
+        theta, state = (taken := optimizer.step(theta, Parabola(0.7), state)).theta, taken.state
     steeper = Parabola(curvature=100.0)
     taken = optimizer.step(theta, steeper, state)
     assert LOW <= 1 - float(taken.metrics["step_size"]) * 100 / 2 <= 1
