@@ -18,6 +18,7 @@ from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.partners import find_misfits
 from bltoolbox.problem import Problem, join
+from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.recipe import Recipe
 from bltoolbox.registry import Registry, load_registry
 from bltoolbox.samples import Samples
@@ -27,10 +28,10 @@ from bltoolbox.tensors import keyed_generator
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
+def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = ALONE) -> Experiment:
     """Build everything a recipe names; raises before anything runs if the parts do not fit."""
     registry = registry or load_registry()
-    device = pick_device(recipe.device)
+    device = pick_device(recipe.device, ranks)
     check_partners(recipe, registry)
     parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
     operator, regularizer = parts["operator"], parts["regularizer"]
@@ -55,6 +56,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None) -> Experiment:
         strict=not parts["upper_optimizer"].handles_floor,
         bound=recipe.certificates.bound,
         bound_every=recipe.certificates.every,
+        ranks=ranks,
     )
     baseline = _baseline(recipe, registry, problem, train)
     return Experiment(
@@ -82,10 +84,16 @@ def build(recipe: Recipe, key: str, registry: Registry) -> Any:
         raise _refusal(recipe, key, f"{block.name}: {error}") from error
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device if there is one, else the CPU."""
+def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """`auto` is the first CUDA device if there is one, else the CPU. Each of several ranks has a device of its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks.size > 1 and name.startswith("cuda"):
+        if name != "cuda":
+            raise MissingError(
+                f"device {name!r} is one, for {ranks.size} ranks; use cuda, and each has its own"
+            )
+        name = f"cuda:{ranks.local}"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -97,6 +105,7 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MissingError(
             f"device {name!r} is not available: there are {torch.cuda.device_count()} CUDA devices"
+            + (", and each rank needs one of its own" if ranks.size > 1 else "")
         )
     return device
 

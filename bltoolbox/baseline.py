@@ -15,6 +15,7 @@ from bltoolbox.errors import BltError
 from bltoolbox.evaluation import evaluate
 from bltoolbox.interfaces import LowerSolver, Theta
 from bltoolbox.problem import Problem
+from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.samples import Samples
 
 #: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm),
@@ -33,6 +34,7 @@ def tune(
     tol: float,
     chunk: int,
     limit: int,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Tensor]:
     """θ with the best mean PSNR on the first training images."""
     best = {name: value.clone() for name, value in theta.items()}
@@ -43,7 +45,15 @@ def tune(
     def loss(name: str, value: float) -> float:
         trial = best | {name: best[name].new_full(best[name].shape, value)}
         return -evaluate(
-            problem, trial, samples, solver, tol=tol, chunk=chunk, limit=limit, positions=positions
+            problem,
+            trial,
+            samples,
+            solver,
+            tol=tol,
+            chunk=chunk,
+            limit=limit,
+            positions=positions,
+            ranks=ranks,
         ).psnr
 
     radius = _RADIUS

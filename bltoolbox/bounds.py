@@ -20,6 +20,7 @@ Reference: Ehrhardt & Roberts, *Analyzing inexact hypergradients for bilevel lea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -167,16 +168,27 @@ class Certificate:
             self._certified_bound = False
             self._bounds.append(estimated)
 
-    def result(self) -> dict[str, float | str]:
-        """Means and maxima over all samples."""
-        found: dict[str, float | str] = {}
-        if self._distances:
-            distance = torch.cat(self._distances).double()
-            kind = "certified" if self._certified_distance else "gradient norm"
-            found |= {"distance_mean": float(distance.mean()), "distance_max": float(distance.max())}
-            found["distance_kind"] = kind
-        if self._bounds:
-            bounds = torch.cat(self._bounds).double()
-            found |= {"bound_mean": float(bounds.mean()), "bound_max": float(bounds.max())}
-            found["bound_kind"] = "certified" if self._certified_bound else "estimated"
+    def word(self) -> dict[str, float | bool]:
+        """Sums and maxima over the samples of this rank, as plain numbers that can be added to those of others."""
+        found: dict[str, float | bool] = {}
+        kinds = (
+            ("distance", self._distances, self._certified_distance),
+            ("bound", self._bounds, self._certified_bound),
+        )
+        for name, parts, certified in kinds:
+            if parts:
+                values = torch.cat(parts).double()
+                found |= {f"{name}_sum": float(values.sum()), f"{name}_max": float(values.max())}
+                found |= {f"{name}_count": len(values), f"{name}_certified": certified}
         return found
+
+
+def certificate_of(word: Mapping[str, float | bool]) -> dict[str, float | str]:
+    """Means and maxima over all samples, for the log."""
+    found: dict[str, float | str] = {}
+    for name, otherwise in (("distance", "gradient norm"), ("bound", "estimated")):
+        if f"{name}_sum" in word:
+            mean = word[f"{name}_sum"] / word[f"{name}_count"]
+            found |= {f"{name}_mean": mean, f"{name}_max": word[f"{name}_max"]}
+            found[f"{name}_kind"] = "certified" if word[f"{name}_certified"] else otherwise
+    return found

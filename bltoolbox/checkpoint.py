@@ -4,6 +4,10 @@ A file is a line of magic, a line with the SHA-256 of the rest, and a `torch.sav
 ``weights_only=True``: nothing in it can execute. A checkpoint is a manifest; the warm starts, which are most of its
 bytes, lie in segments that hold only the rows changed since the checkpoint before. Two checkpoints are kept with all
 segments they need, so that a damaged newest one costs at most the work between the two.
+
+On several ranks each writes its own segments, and rank 0 the manifest once all are on disk. A segment tells by its name
+which rank of how many wrote it: ranks of the same number read their own, any other number read all and take what
+lives with them.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +24,12 @@ import torch
 
 from bltoolbox.errors import BltError
 from bltoolbox.files import write_bytes
+from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.store import Store
 
 MAGIC = b"bltoolbox checkpoint\n"
 #: Version of the content. A newer one is refused, an older one is read.
-FORMAT = 1
+FORMAT = 2
 _KEPT = 2
 #: Segments are rewritten as one when they hold more rows than this many times the rows there are.
 _SLACK = 3
@@ -66,62 +72,116 @@ def read_checked(path: Path) -> dict[str, Any]:
 class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
-    def __init__(self, folder: Path, stores: Mapping[str, Store]) -> None:
+    def __init__(self, folder: Path, stores: Mapping[str, Store], ranks: Ranks = ALONE) -> None:
         self.folder = folder
         self.stores = stores
+        self.ranks = ranks
+        #: Those of all ranks, the same on each.
         self.segments: list[tuple[str, int]] = []
         self.number = 0
 
     def save(self, content: Mapping[str, Any]) -> None:
-        """Write what changed, then the manifest that makes it count, then forget what nobody needs."""
-        self.number += 1
+        """Write what changed, then the manifest that makes it count, then forget what nobody needs.
+
+        ``content`` is that of rank 0, but for its entry ``own``, which every rank keeps for itself.
+        """
+        ranks, number = self.ranks, self.number + 1
         changed = {name: store.changed() for name, store in self.stores.items()}
         rows = sum(len(ids) for ids, _ in changed.values())
-        if rows:
-            held = sum(count for _, count in self.segments) + rows
-            known = sum(int(store.known.sum()) for store in self.stores.values())
-            if held > _SLACK * max(known, 1):
-                changed = {name: store.everything() for name, store in self.stores.items()}
-                self.segments, rows = [], known
-            name = f"warm-{self.number:08d}.ckpt"
-            parts = {store: {"ids": ids, "rows": values} for store, (ids, values) in changed.items()}
-            write_checked(self.folder / name, parts)
-            self.segments.append((name, rows))
+        known = sum(int(store.known.sum()) for store in self.stores.values())
+        counts = ranks.gather("checkpoint", [rows, known])
+        held = sum(count for _, count in self.segments) + sum(one for one, _ in counts)
+        segments = self.segments
+        if sum(one for one, _ in counts) and held > _SLACK * max(sum(all_ for _, all_ in counts), 1):
+            changed = {name: store.everything() for name, store in self.stores.items()}
+            segments, rows = [], known
+        rest = dict(content)
+        own = rest.pop("own", None)
+
+        def write_own() -> dict[str, Any]:
+            written: dict[str, Any] = {}
+            if rows:
+                parts = {store: {"ids": ids, "rows": values} for store, (ids, values) in changed.items()}
+                written["segment"] = [self._name("warm", number), rows]
+                write_checked(self.folder / written["segment"][0], parts)
+            if own and ranks.size > 1:
+                written["own"] = self._name("own", number)
+                write_checked(self.folder / written["own"], {"own": own})
+            return written
+
+        written = ranks.each("checkpoint, segments", write_own)
+        segments = segments + [
+            (name, count) for name, count in (w["segment"] for w in written if "segment" in w)
+        ]
         manifest = {
             "format": FORMAT,
-            "segments": [list(one) for one in self.segments],
-            "content": dict(content),
+            "segments": [list(one) for one in segments],
+            "own": [own] if ranks.size == 1 else [one["own"] for one in written if "own" in one],
+            "content": rest,
         }
-        write_checked(self.folder / f"state-{self.number:08d}.ckpt", manifest)
+        path = self.folder / f"state-{number:08d}.ckpt"
+        ranks.each("checkpoint, manifest", lambda: write_checked(path, manifest) if ranks.first else None)
+        self.number, self.segments = number, segments
         for store in self.stores.values():
             store.settle()
-        self._prune()
+        if ranks.first:
+            self._prune()
 
     def load(self) -> tuple[dict[str, Any], list[str]]:
-        """The newest whole checkpoint, its warm starts put back, and a sentence for each one that was passed over."""
+        """The newest whole checkpoint, its warm starts put back, and a sentence for each one that was passed over.
+
+        The entry ``own`` of its content is a list of what the ranks kept for themselves.
+        """
         passed: list[str] = []
-        for path in sorted(self.folder.glob("state-*.ckpt"), reverse=True):
-            try:
-                manifest = read_checked(path)
-                self._refuse_newer(path, manifest)
-                segments = [(str(name), int(count)) for name, count in manifest["segments"]]
-                parts = [read_checked(self.folder / name) for name, _ in segments]
-            except DamagedCheckpoint as error:
-                passed.append(f"{error}; falling back to the checkpoint before it")
+        names = sorted((path.name for path in self.folder.glob("state-*.ckpt")), reverse=True)
+        names, last = self.ranks.gather("checkpoints", [names, max(self._numbers())])[0]
+        for name in names:
+            manifest: dict[str, Any] = {}
+            parts: list[dict[str, Any]] = []
+            own: list[Any] = []
+
+            def read(path: Path = self.folder / name, found: Any = (manifest, parts, own)) -> str | None:
+                try:
+                    found[0].update(read_checked(path))
+                    self._refuse_newer(path, found[0])
+                    for segment, _ in found[0]["segments"]:
+                        if self._concerns(segment):
+                            found[1].append(read_checked(self.folder / segment))
+                    for one in found[0].get("own", []):
+                        found[2].append(
+                            read_checked(self.folder / one)["own"] if isinstance(one, str) else one
+                        )
+                except DamagedCheckpoint as error:
+                    return f"{error}; falling back to the checkpoint before it"
+                return None
+
+            problems = [one for one in self.ranks.each(f"reading {name}", read) if one]
+            if problems:
+                passed.append(problems[0])
                 continue
             for part in parts:
-                for name, held in part.items():
-                    if len(held["ids"]):
-                        self.stores[name].put(held["ids"].tolist(), held["rows"])
+                for kind, held in part.items():
+                    self.stores[kind].restore(held)
             for store in self.stores.values():
                 store.settle()
-            self.segments = segments
-            self.number = max(self._numbers())
-            return manifest["content"], passed
+            self.segments = [(str(segment), int(count)) for segment, count in manifest["segments"]]
+            self.number = last
+            return manifest["content"] | {"own": [one for one in own if one]}, passed
         raise BltError(
             f"{self.folder} holds no usable checkpoint"
             + (f": {'; '.join(passed)}" if passed else "; run it anew")
         )
+
+    def _name(self, kind: str, number: int) -> str:
+        """Of a file that this rank writes."""
+        writer = f"-{self.ranks.rank}of{self.ranks.size}" if self.ranks.size > 1 else ""
+        return f"{kind}-{number:08d}{writer}.ckpt"
+
+    def _concerns(self, name: str) -> bool:
+        """Whether a segment may hold rows of this rank."""
+        found = re.search(r"-(\d+)of(\d+)\.ckpt$", name)
+        rank, size = (int(found[1]), int(found[2])) if found else (0, 1)
+        return size != self.ranks.size or rank == self.ranks.rank
 
     def _refuse_newer(self, path: Path, manifest: Mapping[str, Any]) -> None:
         if manifest.get("format", 0) > FORMAT:
@@ -131,7 +191,7 @@ class Checkpoints:
             )
 
     def _numbers(self) -> list[int]:
-        return [int(path.stem.rpartition("-")[2]) for path in self.folder.glob("*-*.ckpt")] or [0]
+        return [int(path.stem.split("-")[1]) for path in self.folder.glob("*-*.ckpt")] or [0]
 
     def _prune(self) -> None:
         """Keep the last manifests and the segments that they name."""
@@ -139,11 +199,14 @@ class Checkpoints:
         needed: set[str] = set()
         for path in manifests[-_KEPT:]:
             try:
-                needed |= {name for name, _ in read_checked(path)["segments"]}
+                manifest = read_checked(path)
+                needed |= {name for name, _ in manifest["segments"]}
+                needed |= {name for name in manifest.get("own", []) if isinstance(name, str)}
             except DamagedCheckpoint:
                 continue
         for path in manifests[:-_KEPT]:
             path.unlink(missing_ok=True)
-        for path in self.folder.glob("warm-*.ckpt"):
-            if path.name not in needed:
-                path.unlink(missing_ok=True)
+        for kind in ("warm", "own"):
+            for path in self.folder.glob(f"{kind}-*.ckpt"):
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import LowerSolver, Theta
+from bltoolbox.interrupts import allowed
 from bltoolbox.loop import solve
 from bltoolbox.problem import LowerLevel, Problem
+from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.results import Solution, Status
 from bltoolbox.samples import Samples
 
@@ -71,24 +74,63 @@ def evaluate(
     limit: int = 2000,
     positions: Sequence[int] | None = None,
     keep: int = 0,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Restore ``samples`` from a cold start; the first ``keep`` images are returned with the figures."""
+    """Restore ``samples`` from a cold start; the first ``keep`` images are returned with the figures.
+
+    On several ranks each restores some; all get the figures, and rank 0 the images.
+    """
     at = problem.at(theta, samples.shape)
     positions = range(len(samples)) if positions is None else positions
-    before: list[float] = []
-    after: list[float] = []
-    images: list[Restored] = []
-    iterations = 0
-    for first in range(0, len(positions), chunk):
-        x_true, y = samples.batch(positions[first : first + chunk])
-        lower = at.on(y)
-        solution = solve_cold(solver, lower, tol, limit)
-        start = lower.start()
-        before += psnr(start, x_true).tolist()
-        after += psnr(solution.x, x_true).tolist()
-        iterations += int(solution.iterations.sum())
-        for triple in zip(x_true, start, solution.x, strict=True):
-            if len(images) < keep:
-                images.append(Restored(*(image.cpu().contiguous() for image in triple)))
+    mine = range(ranks.rank, len(positions), ranks.size)
+    images: dict[int, Restored] = {}
+
+    def work() -> dict[str, Any]:
+        before: list[float] = []
+        after: list[float] = []
+        iterations = 0
+        with allowed():
+            for first in range(0, len(mine), chunk):
+                places = mine[first : first + chunk]
+                x_true, y = samples.batch([positions[place] for place in places])
+                lower = at.on(y)
+                solution = solve_cold(solver, lower, tol, limit)
+                start = lower.start()
+                before += psnr(start, x_true).tolist()
+                after += psnr(solution.x, x_true).tolist()
+                iterations += int(solution.iterations.sum())
+                for place, *triple in zip(places, x_true, start, solution.x, strict=True):
+                    if place < keep:
+                        images[place] = Restored(*(image.cpu().contiguous() for image in triple))
+        return {"before": before, "after": after, "iterations": iterations}
+
+    words = ranks.each("evaluation", work)
+    _bring_to_first(ranks, images, min(keep, len(positions)), samples)
     labels = [samples.label(position) for position in positions]
-    return Evaluation(before, after, labels, iterations, images)
+    return Evaluation(
+        _in_order([word["before"] for word in words]),
+        _in_order([word["after"] for word in words]),
+        labels,
+        sum(word["iterations"] for word in words),
+        [images[place] for place in sorted(images)],
+    )
+
+
+def _in_order(parts: Sequence[Sequence[float]]) -> list[float]:
+    """The results of all ranks, which took turns."""
+    return [parts[k % len(parts)][k // len(parts)] for k in range(sum(len(part) for part in parts))]
+
+
+def _bring_to_first(ranks: Ranks, images: dict[int, Restored], keep: int, samples: Samples) -> None:
+    """Send rank 0 the images that it draws."""
+    for place in range(keep):
+        home = place % ranks.size
+        if home == 0 or ranks.rank not in (0, home):
+            continue
+        buffer = torch.empty((3, *samples.shape), dtype=samples.dtype)
+        if ranks.first:
+            ranks.exchange({}, {home: buffer})
+            images[place] = Restored(*buffer)
+        else:
+            one = images[place]
+            ranks.exchange({0: torch.stack([one.x_true, one.start, one.x], out=buffer)}, {})

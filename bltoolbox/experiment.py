@@ -7,7 +7,6 @@ held-out images are restored from a cold start; the best θ and the last one are
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,11 +19,11 @@ from bltoolbox.baseline import tune
 from bltoolbox.errors import BudgetExhausted, NumericalError
 from bltoolbox.evaluation import Evaluation, evaluate
 from bltoolbox.interfaces import Sampler, Theta, UpperOptimizer
-from bltoolbox.interrupts import allowed
 from bltoolbox.listeners import Check, Keeper, Listener, RunResult
 from bltoolbox.model import Model
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import Problem
+from bltoolbox.ranks import ALONE, RankFailed, RankLost, Ranks
 from bltoolbox.results import Batch, Cost, Step
 from bltoolbox.samples import Samples
 
@@ -98,7 +97,8 @@ class _Run:
         self.sampler_state = experiment.sampler_state
         self.steps = 0
         #: When it began, and how long the checks have taken, which no method is charged for.
-        self.began = time.perf_counter()
+        self.ranks = experiment.oracle.ranks
+        self.began = self.ranks.now()
         self.checking = 0.0
         self.history: list[dict[str, Any]] = []
         self.checks = 0
@@ -122,11 +122,17 @@ class _Run:
             result = self._result(seconds)
         except BaseException as error:
             reason = f"failed: {error}" if isinstance(error, Exception) else "interrupted"
-            # On a full disk the checkpoints before this one have to do.
-            with contextlib.suppress(OSError):
-                if self.ended is None:
+            together = self.ranks.all_failed(error)
+            # On a full disk, or when a rank is gone, the checkpoints before this one have to do.
+            with contextlib.suppress(OSError, RankFailed, RankLost):
+                if self.ended is None and together:
                     self._checkpoint()
+            with contextlib.suppress(OSError):
                 self._tell("aborted", self.theta, reason)
+            with contextlib.suppress(RankFailed, RankLost):
+                # Nobody leaves before rank 0 has written everything.
+                if together:
+                    self.ranks.gather("end")
             raise
         self._tell("finished", result)
         return result
@@ -142,6 +148,7 @@ class _Run:
             "checking": self.checking,
             "cost": asdict(self.experiment.oracle.cost),
             "journal": self.experiment.oracle.journal.pack(),
+            "own": {"trials": self.experiment.oracle.journal.trials()},
             "checks": self.checks,
             "best": self.best,
             "checked_at": self.checked_at,
@@ -160,9 +167,11 @@ class _Run:
         self.sampler_state = content["sampler"]
         self.steps = content["steps"]
         self.checking = content["checking"]
-        self.began = time.perf_counter() - content["seconds"] - self.checking
+        self.began = self.ranks.now() - content["seconds"] - self.checking
         self.experiment.oracle.cost = Cost(**content["cost"])
-        self.experiment.oracle.journal.restore(content["journal"], device)
+        trials = [own["trials"] for own in content["own"]]
+        lives_here = self.experiment.oracle.solutions.owns
+        self.experiment.oracle.journal.restore(content["journal"], trials, device, lives_here)
         self.checks = content["checks"]
         self.best = content["best"] and (*content["best"][:2], _on(device, content["best"][2]))
         self.checked_at = content["checked_at"]
@@ -248,7 +257,7 @@ class _Run:
 
     def _check(self, record: dict[str, Any] | None) -> bool:
         """Restore the held-out images with the current θ; whether patience is at its end."""
-        began = time.perf_counter()
+        began = self.ranks.now()
         experiment, settings = self.experiment, self.experiment.recipe.validation
         self.checked_at = self.steps
         psnr = self._psnr(experiment.validation)
@@ -264,7 +273,7 @@ class _Run:
         self._tell(
             "checked", Check(self.steps, experiment.oracle.cost.computations, psnr, test, better), self.theta
         )
-        self.checking += time.perf_counter() - began
+        self.checking += self.ranks.now() - began
         return settings.patience is not None and self.since_best >= settings.patience
 
     def _psnr(self, samples: Samples | None) -> float | None:
@@ -305,8 +314,7 @@ class _Run:
             return None
         problem, theta = experiment.baseline
         self._tell("phase", "tuning the baseline")
-        with allowed():
-            theta = tune(problem, theta, experiment.train, experiment.oracle.solver, **self._options())
+        theta = tune(problem, theta, experiment.train, experiment.oracle.solver, **self._options())
         return self._restore(problem, theta, experiment.evaluation, keep=_PICTURES)
 
     def _evaluate(self, theta: Theta, sentence: str, keep: int = 0) -> Evaluation | None:
@@ -317,14 +325,18 @@ class _Run:
 
     def _restore(self, problem: Problem, theta: Theta, samples: Samples, keep: int = 0) -> Evaluation:
         oracle = self.experiment.oracle
-        with allowed():
-            restored = evaluate(problem, theta, samples, oracle.solver, keep=keep, **self._options())
+        restored = evaluate(problem, theta, samples, oracle.solver, keep=keep, **self._options())
         oracle.charge(Cost(evaluation_iterations=restored.iterations))
         return restored
 
     def _options(self) -> dict[str, Any]:
         recipe = self.experiment.recipe
-        return {"tol": recipe.evaluation_tol, "chunk": recipe.chunk, "limit": recipe.iteration_limit}
+        return {
+            "tol": recipe.evaluation_tol,
+            "chunk": recipe.chunk,
+            "limit": recipe.iteration_limit,
+            "ranks": self.ranks,
+        }
 
     def _fraction(self) -> float:
         """The part of the budget that is used: the largest over its limits."""
@@ -338,7 +350,7 @@ class _Run:
 
     def _seconds(self) -> float:
         """Time spent on training."""
-        return time.perf_counter() - self.began - self.checking
+        return self.ranks.now() - self.began - self.checking
 
     def _stop_when_spent(self, cost: Cost) -> None:
         if self._fraction() >= 1:
@@ -353,7 +365,7 @@ class _Run:
             self.keeper.keep(self.snapshot())
 
     def _tell(self, event: str, *details: Any) -> None:
-        for listener in self.listeners:
+        for listener in self.listeners if self.ranks.first else ():
             getattr(listener, event)(*details)
 
 
@@ -368,8 +380,12 @@ def run(
     *,
     out: Path | str | None = None,
     listeners: Sequence[Listener] = (),
+    ranks: Ranks = ALONE,
 ) -> RunResult:
-    """Run a recipe: an object, a file or a shipped recipe's name. Writes to ``out`` if given, else nothing."""
+    """Run a recipe: an object, a file or a shipped recipe's name. Writes to ``out`` if given, else nothing.
+
+    On several ranks (``with ranks.joined() as ranks``) each process calls this; rank 0 writes and tells.
+    """
     from bltoolbox.assemble import assemble
     from bltoolbox.recipe import Recipe, load_recipe, recipe_from_dict
     from bltoolbox.run_dir import RunDirectory
@@ -378,7 +394,7 @@ def run(
         recipe = load_recipe(recipe, overrides)
     elif overrides:
         recipe = replace(recipe_from_dict(recipe.to_dict(), overrides), text=recipe.text, name=recipe.name)
-    experiment = assemble(recipe)
+    experiment = assemble(recipe, ranks=ranks)
     if out is None:
         return experiment.run(listeners)
-    return RunDirectory(out).run(experiment, listeners)
+    return RunDirectory(out, ranks=ranks).run(experiment, listeners)

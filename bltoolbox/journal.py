@@ -7,7 +7,8 @@ given the same answers at once, and goes on where it was. No optimizer has to kn
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from bltoolbox.errors import BltError
 from bltoolbox.results import HypergradientResult, Scales, Value
 
 Answer = Value | HypergradientResult | Scales | None
+#: Solutions with their samples, chunk by chunk.
+Trial = list[tuple[list[int], Tensor]]
 
 
 class Journal:
@@ -51,12 +54,38 @@ class Journal:
         self._entries, self._position = [], 0
 
     def pack(self) -> list[dict[str, Any]]:
-        """As plain data and tensors."""
+        """As plain data and tensors, without the solutions of trial values."""
         return [{"question": question, **_pack(answer)} for question, answer in self._entries]
 
-    def restore(self, entries: list[dict[str, Any]], device: torch.device) -> None:
-        """What ``pack`` gave, to be replayed from the start."""
-        self._entries = [(entry["question"], _unpack(entry, device)) for entry in entries]
+    def trials(self) -> dict[int, Trial]:
+        """The solutions of trial values that this rank holds, by the number of the answer."""
+        found = {}
+        for number, (_, answer) in enumerate(self._entries):
+            if isinstance(answer, Value) and answer.trial:
+                found[number] = [(list(samples), x.cpu()) for samples, x in answer.trial]
+        return found
+
+    def restore(
+        self,
+        entries: list[dict[str, Any]],
+        trials: Sequence[Mapping[int, Trial]],
+        device: torch.device,
+        lives_here: Callable[[int], bool] = lambda sample: True,
+    ) -> None:
+        """What ``pack`` and, on each rank, ``trials`` gave, to be replayed from the start."""
+        self._entries = []
+        for number, entry in enumerate(entries):
+            held = [
+                part for one in (entry.get("trial", []), *(t.get(number, []) for t in trials)) for part in one
+            ]
+            trial = []
+            for samples, x in held:
+                mine = [k for k, sample in enumerate(samples) if lives_here(sample)]
+                if len(mine) == len(samples):
+                    trial.append((samples, x.to(device)))
+                elif mine:
+                    trial.append(([samples[k] for k in mine], x[mine].to(device)))
+            self._entries.append((entry["question"], _unpack(entry, trial, device)))
         self._position = 0
 
 
@@ -68,23 +97,19 @@ def _pack(answer: Answer) -> dict[str, Any]:
         return content | {"value": _pack(answer.value), "certificate": dict(answer.certificate)}
     if isinstance(answer, Scales):
         return content
-    return content | {
-        "short": dict(answer.short),
-        "trial": [(list(samples), x.cpu()) for samples, x in answer.trial or ()],
-    }
+    del content["trial"]
+    return content | {"short": dict(answer.short)}
 
 
-def _unpack(entry: dict[str, Any], device: torch.device) -> Answer:
-    content = {name: value for name, value in entry.items() if name != "question"}
+def _unpack(entry: dict[str, Any], trial: Trial, device: torch.device) -> Answer:
+    content = {name: value for name, value in entry.items() if name not in ("question", "trial")}
     if not content:
         return None
     if "slope" in content:
         return Scales(**content)
     if "gradient" in content:
         gradient = {name: part.to(device) for name, part in content["gradient"].items()}
-        value = _unpack(content["value"], device)
+        value = _unpack(content["value"], [], device)
         assert isinstance(value, Value)
         return HypergradientResult(**content | {"gradient": gradient, "value": value})
-    answer = Value(**content)
-    moved: list[tuple[list[int], Tensor]] = [(samples, x.to(device)) for samples, x in answer.trial]
-    return replace(answer, trial=moved)
+    return Value(**content, trial=trial)

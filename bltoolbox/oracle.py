@@ -1,28 +1,30 @@
-"""f and its hypergradient at θ, to a tolerance: the only place that knows of warm starts, chunks and devices.
+"""f and its hypergradient at θ, to a tolerance: the only place that knows of warm starts, chunks, devices and ranks.
 
     f_v(θ) = 1/m Σ_i v_i g_i(x̂_i(θ))
 
-Sums are accumulated over chunks in float64, so that a batch of any size takes the memory of one chunk.
+Sums are accumulated over chunks in float64, so that a batch of any size takes the memory of one chunk. On several ranks
+each solves its share of a batch; what they found is added, and all give the same answer.
 """
 
 from __future__ import annotations
 
-import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from functools import cached_property
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from bltoolbox.bounds import RITZ_STEPS, BoundKind, Certificate, estimate_bound, knows_mu
+from bltoolbox.bounds import RITZ_STEPS, BoundKind, Certificate, certificate_of, estimate_bound, knows_mu
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import HypergradientEstimator, LowerSolver, Theta
 from bltoolbox.interrupts import allowed
 from bltoolbox.journal import Journal
 from bltoolbox.loop import solve
-from bltoolbox.problem import LowerLevel, Problem, UpperLoss
+from bltoolbox.problem import Problem, UpperLoss
+from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.results import (
     Batch,
     Cost,
@@ -35,24 +37,14 @@ from bltoolbox.results import (
     Value,
 )
 from bltoolbox.samples import Samples
+from bltoolbox.share import Share, divide
 from bltoolbox.store import Store
-from bltoolbox.tensors import norm
+from bltoolbox.tally import Chunk, Slowest, Tally, merge
 
 #: Accuracy, relative to the first gradient norm, of the solves that only tell sizes.
 _ROUGH = 0.1
 
 Reply = TypeVar("Reply", Value, HypergradientResult, Scales)
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Some samples of a batch, bound to θ."""
-
-    samples: Sequence[int]
-    weights: Tensor
-    lower: LowerLevel
-    upper: UpperLoss
-    start: Tensor
 
 
 class BilevelOracle:
@@ -71,6 +63,7 @@ class BilevelOracle:
         bound: BoundKind = "none",
         bound_every: int = 1,
         before_call: Callable[[Cost], None] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.problem = problem
         self.samples = samples
@@ -88,9 +81,10 @@ class BilevelOracle:
         self.counter = Counter()
         self.journal = Journal()
         self.certificate: Mapping[str, float | str] = {}
-        self.solutions = Store(len(samples))
-        self.adjoints = Store(len(samples))
-        self.lipschitz_estimates = Store(len(samples))
+        self.ranks = ranks
+        self.solutions = Store(len(samples), ranks)
+        self.adjoints = Store(len(samples), ranks)
+        self.lipschitz_estimates = Store(len(samples), ranks)
 
     @property
     def stores(self) -> dict[str, Store]:
@@ -101,18 +95,20 @@ class BilevelOracle:
         """The oracle of f_v for the weights of ``batch``."""
         return BatchOracle(self, batch)
 
-    def chunks(self, theta: Theta, batch: Batch) -> Iterator[_Chunk]:
+    def chunks(self, theta: Theta, batch: Batch, positions: Sequence[int]) -> Iterator[Chunk]:
+        """What this rank has to solve."""
         at = self.problem.at(theta, self.samples.shape, self.counter)
-        for first in range(0, len(batch.ids), self.chunk):
-            ids = batch.ids[first : first + self.chunk]
+        for first in range(0, len(positions), self.chunk):
+            places = positions[first : first + self.chunk]
+            ids = [batch.ids[place] for place in places]
             x_true, y = self.samples.batch(ids)
-            weights = torch.tensor(batch.weights[first : first + self.chunk], dtype=torch.float64)
+            weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
             lower = at.on(y)
             start = self.solutions.get(ids, lower.start())
             upper = UpperLoss(x_true, self.problem.loss_scale)
-            yield _Chunk(ids, weights.to(y.device) / len(self.samples), lower, upper, start)
+            yield Chunk(ids, places, weights.to(y.device) / len(self.samples), lower, upper, start)
 
-    def solve(self, chunk: _Chunk, tol: float) -> Solution:
+    def solve(self, chunk: Chunk, tol: float) -> Solution:
         """x̃ with ‖x̃ − x̂‖ ≤ tol where μ is known, ‖∇h‖ ≤ tol elsewhere."""
         mu = torch.where(chunk.lower.mu > 0, chunk.lower.mu, 1.0)
         solution = solve(self.solver, chunk.lower, chunk.start, tol * mu, limit=self.iteration_limit)
@@ -139,10 +135,8 @@ class BilevelOracle:
             return self._note(cast(Reply, self.journal.replay(question)))
         if self.before_call is not None:
             self.before_call(self.cost)
-        with self._transaction(), allowed():
-            self.counter.collect()
+        with self._transaction():
             answer = compute()
-            self.charge(self.counter.collect())
         self.journal.append(question, answer)
         if self.after_call is not None:
             self.after_call()
@@ -171,48 +165,8 @@ class BilevelOracle:
             store.commit()
 
 
-@dataclass
-class _Sum:
-    """Weighted sums over chunks, in float64."""
-
-    value: float = 0.0
-    lower: float = 0.0
-    upper: float = 0.0
-    certified: bool = True
-    residual: float = 0.0
-    iterations: float = 0.0
-    count: int = 0
-    short: dict[Status, int] = field(default_factory=dict)
-
-    def add(self, chunk: _Chunk, solution: Solution) -> None:
-        mu = chunk.lower.mu
-        epsilon = (solution.residual / torch.where(mu > 0, mu, 1.0)).double()
-        value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
-        above = value + slope * epsilon + chunk.upper.lipschitz / 2 * epsilon.square()
-        # g ≥ 0 as well as above its tangent.
-        below = (value - slope * epsilon).clamp_min(0)
-        self.value += float(chunk.weights @ value)
-        self.upper += float(chunk.weights @ above)
-        self.lower += float(chunk.weights @ below)
-        self.certified &= bool((mu > 0).all())
-        self.residual = max(self.residual, float(solution.residual.max()))
-        self.iterations += float(solution.iterations.sum())
-        self.count += len(chunk.samples)
-        for status in solution.status:
-            if status is not Status.CONVERGED:
-                self.short[status] = self.short.get(status, 0) + 1
-
-    def result(self, trial: object = None) -> Value:
-        return Value(
-            value=self.value,
-            lower=self.lower,
-            upper=self.upper,
-            certified=self.certified,
-            residual=self.residual,
-            iterations=self.iterations / max(self.count, 1),
-            short={status.name.lower(): count for status, count in self.short.items()},
-            trial=trial,
-        )
+class _NoValue(Exception):
+    """A trial θ at which nothing can be computed."""
 
 
 class BatchOracle:
@@ -250,57 +204,127 @@ class BatchOracle:
         """The sizes at θ that `auto` accuracies are relative to."""
         return self._oracle.ask("scales", lambda: self._scales(theta))
 
+    @cached_property
+    def _share(self) -> Share:
+        return divide(self._batch.ids, self._oracle.ranks)
+
+    def _tally(
+        self,
+        question: str,
+        theta: Theta,
+        add: Callable[[Chunk, Tally], tuple[Solution, Estimate | None]],
+        certificate: Certificate | None = None,
+    ) -> Tally:
+        """Solve this rank's share, chunk by chunk, and add what all ranks found."""
+        oracle = self._oracle
+        slowest = Slowest(len(self._batch.ids), oracle.chunk)
+
+        def work() -> dict[str, Any]:
+            tally = Tally()
+            with allowed():
+                oracle.counter.collect()
+                for chunk in oracle.chunks(theta, self._batch, self._share.positions):
+                    try:
+                        solution, estimate = add(chunk, tally)
+                    except _NoValue:
+                        tally.failed = True
+                        break
+                    slowest.add(chunk.positions, solution, estimate)
+                    tally.charge(_cost_of(solution, estimate))
+                tally.charge(oracle.counter.collect())
+                tally.certificate = {} if certificate is None else certificate.word()
+            return vars(tally)
+
+        total = merge(oracle.ranks.each(self._place(question, theta), work))
+        oracle.charge(Cost(**total.cost) + Cost(slowest=slowest.total(oracle.ranks.largest(slowest.most))))
+        return total
+
+    def _place(self, question: str, theta: Theta) -> str:
+        """Where ranks meet: those that are asked about another θ are out of step."""
+        if self._oracle.ranks.size == 1:
+            return question
+        digest = 0
+        for value in theta.values():
+            digest = zlib.crc32(value.detach().cpu().contiguous().numpy().tobytes(), digest)
+        return f"{question} at θ {digest:08x}"
+
+    @contextmanager
+    def _hosting(self, question: str, theta: Theta, *stores: str, keep: bool = False) -> Iterator[None]:
+        """Have the warm starts of samples that live on other ranks."""
+        oracle, share = self._oracle, self._share
+        if share.travels:
+            oracle.ranks.gather(self._place(f"{question}, guests", theta))
+        kinds = {name: (oracle.stores[name], self._like(name)) for name in stores}
+        with share.hosting(oracle.ranks, kinds, keep):
+            yield
+
+    def _like(self, store: str) -> Tensor:
+        """An empty tensor of the rows of a store."""
+        samples = self._oracle.samples
+        if store == "lipschitz":
+            return torch.empty((0, 2), dtype=torch.float64, device=samples.device)
+        return torch.empty((0, *samples.shape), dtype=samples.dtype, device=samples.device)
+
     def _scales(self, theta: Theta) -> Scales:
         oracle = self._oracle
-        distance, slope, count = 0.0, 0.0, 0
-        for chunk in oracle.chunks(theta, self._batch):
+
+        def add(chunk: Chunk, tally: Tally) -> tuple[Solution, None]:
             start = chunk.lower.start()
             # A tenth of the first gradient norm is enough to know a size by.
             tol = _ROUGH * chunk.lower.residual(start)
             solution = solve(oracle.solver, chunk.lower, start, tol, limit=oracle.iteration_limit)
-            distance += float(norm(solution.x - start).sum())
-            slope += float(norm(chunk.upper.gradient(solution.x)).sum())
-            count += len(chunk.samples)
-            oracle.charge(_cost_of(chunk, solution, None))
-        return Scales(distance / max(count, 1), slope / max(count, 1))
+            tally.measured(chunk, start, solution)
+            return solution, None
+
+        return self._tally("scales", theta, add).as_scales()
 
     def _value(self, theta: Theta, tol: float) -> Value:
         oracle = self._oracle
-        total, trial = _Sum(), []
-        for chunk in oracle.chunks(theta, self._batch):
+        trial: list[tuple[Sequence[int], Tensor]] = []
+
+        def add(chunk: Chunk, tally: Tally) -> tuple[Solution, None]:
             try:
                 solution = oracle.solve(chunk, tol)
-            except NumericalError:
+            except NumericalError as error:
                 # A trial θ so far off that nothing can be computed there is worse than any: a line search goes on.
-                return replace(total.result(), value=math.inf, upper=math.inf, certified=False)
-            total.add(chunk, solution)
+                raise _NoValue from error
+            tally.solved(chunk, solution)
+            tally.charge(Cost(line_search=int(solution.iterations.sum())))
             trial.append((chunk.samples, solution.x))
-            spent = int(solution.iterations.sum())
-            slowest = int(solution.iterations.max()) * len(chunk.samples)
-            oracle.charge(Cost(lower_iterations=spent, slowest=slowest, line_search=spent))
+            return solution, None
+
+        with self._hosting("value", theta, "solutions"):
+            total = self._tally("value", theta, add)
+        if total.failed:
+            return total.as_value()
+        self._share.bring_home(oracle.ranks, trial, self._like("solutions"))
         oracle.charge(Cost(values=1))
-        return total.result(trial)
+        return total.as_value(trial)
 
     def _hypergradient(
         self, theta: Theta, tol: float, adjoint_tol: float, bound: bool
     ) -> HypergradientResult:
         oracle = self._oracle
-        total, certificate = _Sum(), oracle.new_certificate()
+        certificate = oracle.new_certificate()
         z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
-        omega, adjoint_residual, adjoint_iterations = 0.0, 0.0, 0.0
-        for chunk in oracle.chunks(theta, self._batch):
+
+        def add(chunk: Chunk, tally: Tally) -> tuple[Solution, Estimate]:
             solution = oracle.solve(chunk, tol)
-            total.add(chunk, solution)
+            tally.solved(chunk, solution)
             estimate = self._estimate(chunk, solution.x, adjoint_tol)
             for name, part in estimate.gradient.items():
                 z[name] += part.double()
-            adjoint_residual = max(adjoint_residual, float(estimate.residual.max()))
-            adjoint_iterations += float(estimate.iterations.sum())
-            estimated = self._estimated_bound(chunk, solution, estimate, bound or certificate.wants_estimate)
+            tally.differentiated(estimate)
+            wanted = bound or certificate.wants_estimate
+            estimated = self._estimated_bound(chunk, solution, estimate, wanted, tally)
             if bound and estimated is not None:
-                omega += float(chunk.weights @ estimated.double())
+                tally.omega += float(chunk.weights @ estimated.double())
             certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
-            oracle.charge(_cost_of(chunk, solution, estimate))
+            return solution, estimate
+
+        with self._hosting("hypergradient", theta, *oracle.stores, keep=True):
+            total = self._tally("hypergradient", theta, add, certificate)
+        z = self._sum(z)
         oracle.charge(Cost(hypergradients=1))
         gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
         if not all(bool(torch.isfinite(part).all()) for part in gradient.values()):
@@ -309,16 +333,24 @@ class BatchOracle:
             )
         return HypergradientResult(
             gradient=gradient,
-            value=total.result(),
-            residual=adjoint_residual,
-            iterations=adjoint_iterations / max(total.count, 1),
-            bound=omega if bound else None,
+            value=total.as_value(),
+            residual=total.adjoint_residual,
+            iterations=total.adjoint_iterations / max(total.count, 1),
+            bound=total.omega if bound else None,
             bound_kind="estimated" if bound else None,
-            at_floor=Status.STALLED in total.short or adjoint_residual > 2 * adjoint_tol,
-            certificate=certificate.result(),
+            at_floor="stalled" in total.short or total.adjoint_residual > 2 * adjoint_tol,
+            certificate=certificate_of(total.certificate),
         )
 
-    def _estimate(self, chunk: _Chunk, x: Tensor, adjoint_tol: float) -> Estimate:
+    def _sum(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Over the ranks, as one vector."""
+        if self._oracle.ranks.size == 1:
+            return parts
+        total = self._oracle.ranks.sum(torch.cat([part.flatten() for part in parts.values()]))
+        pieces = total.split([part.numel() for part in parts.values()])
+        return {name: piece.view_as(part) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
+
+    def _estimate(self, chunk: Chunk, x: Tensor, adjoint_tol: float) -> Estimate:
         """z of one chunk; x and the adjoint become warm starts."""
         oracle = self._oracle
         tol = torch.full_like(chunk.lower.mu, adjoint_tol)
@@ -335,7 +367,7 @@ class BatchOracle:
         return estimate
 
     def _estimated_bound(
-        self, chunk: _Chunk, solution: Solution, estimate: Estimate, wanted: bool
+        self, chunk: Chunk, solution: Solution, estimate: Estimate, wanted: bool, tally: Tally
     ) -> Tensor | None:
         """ω_i of one chunk, where it is wanted and can be had."""
         if not wanted or estimate.adjoint is None:
@@ -358,16 +390,14 @@ class BatchOracle:
         constants = torch.stack([result.hessian_lipschitz, result.mixed_lipschitz], dim=1)
         oracle.lipschitz_estimates.put(chunk.samples, constants.double())
         if not knows_mu(chunk.lower):
-            oracle.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
+            tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
         return result.omega
 
 
-def _cost_of(chunk: _Chunk, solution: Solution, estimate: Estimate | None) -> Cost:
-    counts = [solution.iterations] + ([] if estimate is None else [estimate.iterations])
+def _cost_of(solution: Solution, estimate: Estimate | None) -> Cost:
     return Cost(
-        lower_iterations=int(counts[0].sum()),
-        linear_iterations=sum(int(count.sum()) for count in counts[1:]),
-        slowest=sum(int(count.max()) for count in counts) * len(chunk.samples),
+        lower_iterations=int(solution.iterations.sum()),
+        linear_iterations=0 if estimate is None else int(estimate.iterations.sum()),
     )
 
 

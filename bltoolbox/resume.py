@@ -16,6 +16,7 @@ from bltoolbox.recipe import Budget, Recipe, load_recipe
 if TYPE_CHECKING:
     from bltoolbox.experiment import Experiment
     from bltoolbox.listeners import Listener, RunResult
+    from bltoolbox.ranks import Ranks
     from bltoolbox.registry import Registry
     from bltoolbox.run_dir import RunDirectory
 
@@ -29,10 +30,13 @@ class Reopened:
     summary: dict[str, Any] | None
 
 
-def reopen(path: Path, overrides: Sequence[str], registry: Registry) -> Reopened:
+def reopen(path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks | None = None) -> Reopened:
     """Assemble the experiment of a run directory again."""
     from bltoolbox.assemble import assemble
+    from bltoolbox.ranks import ALONE
     from bltoolbox.run_dir import RunDirectory
+
+    ranks = ranks or ALONE
 
     resolved = path / "resolved.yaml"
     if not resolved.is_file():
@@ -43,21 +47,25 @@ def reopen(path: Path, overrides: Sequence[str], registry: Registry) -> Reopened
     _only_budgets_grow(before, recipe)
     given = (path / "recipe.yaml").read_text(encoding="utf-8")
     recipe = replace(recipe, text=given, name=path.resolve().parent.name)
-    directory = RunDirectory(path, overwrite=True)
+    directory = RunDirectory(path, overwrite=True, ranks=ranks)
     summary = _summary(path) if recipe.budget == before.budget else None
-    experiment = assemble(recipe, registry)
+    experiment = assemble(recipe, registry, ranks)
     if summary is None:
         _refuse_other_images(path, experiment)
     return Reopened(directory, experiment, summary)
 
 
 def resume(
-    path: Path | str, overrides: Sequence[str] = (), *, listeners: Sequence[Listener] = ()
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    listeners: Sequence[Listener] = (),
+    ranks: Ranks | None = None,
 ) -> RunResult:
-    """Go on with the run in ``path``; only budgets may be overridden, and only grow."""
+    """Go on with the run in ``path``, on any number of ranks; only budgets may be overridden, and only grow."""
     from bltoolbox.registry import load_registry
 
-    reopened = reopen(Path(path), overrides, load_registry())
+    reopened = reopen(Path(path), overrides, load_registry(), ranks)
     if reopened.summary is not None:
         raise UsageError(f"{path} is finished: {reopened.summary['status']}; let its budget grow to go on")
     return reopened.directory.resume(reopened.experiment, listeners)

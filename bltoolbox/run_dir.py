@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +30,7 @@ from bltoolbox.files import write_bytes, write_json, write_text
 from bltoolbox.interfaces import Theta
 from bltoolbox.listeners import Check, Listener, RunResult
 from bltoolbox.model import THETA_FILE, encode
+from bltoolbox.ranks import ALONE, Ranks
 
 _LOGS = ("metrics.jsonl", "timings.jsonl", "checks.jsonl", "log.txt")
 #: State to go on from, θ at each check, pictures.
@@ -52,34 +53,44 @@ def fresh_directory(root: Path, name: str) -> Path:
 class RunDirectory(Listener):
     """Writes a run to disk as it happens, and keeps its checkpoints."""
 
-    def __init__(self, path: Path | str, *, overwrite: bool = False) -> None:
+    def __init__(self, path: Path | str, *, overwrite: bool = False, ranks: Ranks = ALONE) -> None:
         self.path = Path(path)
+        self.ranks = ranks
+        self.logs: dict[str, IO[bytes]] = {}
+        if not ranks.first:
+            return
         if self.path.is_file():
             raise UsageError(f"{self.path} is a file; choose another run directory")
         if self.path.is_dir() and any(self.path.iterdir()) and not overwrite:
             raise UsageError(f"{self.path} is not empty; choose another run directory or add --overwrite")
-        self.logs: dict[str, IO[bytes]] = {}
 
     def run(self, experiment: Experiment, listeners: Sequence[Listener] = ()) -> RunResult:
         """Run an experiment from its beginning into this directory."""
-        self._make()
-        with self._locked():
+        recipe = experiment.recipe
+
+        def prepare() -> None:
             self._clear()
-            recipe = experiment.recipe
             write_text(self.path / "recipe.yaml", recipe.text or recipe.to_yaml())
             write_text(self.path / "resolved.yaml", recipe.to_yaml())
+
+        with self._taken(experiment, self._make, prepare):
             return self._go(experiment, listeners, None, {})
 
     def resume(self, experiment: Experiment, listeners: Sequence[Listener] = ()) -> RunResult:
         """Take up a run where its newest whole checkpoint left it."""
-        with self._locked():
-            checkpoints = Checkpoints(self.path / "checkpoints", experiment.oracle.stores)
-            content, passed = checkpoints.load()
-            for sentence in passed:
+        with self._taken(experiment):
+            content, passed = self.checkpoints.load()
+            for sentence in passed if self.ranks.first else ():
                 for listener in listeners:
                     listener.phase(sentence)
-            write_text(self.path / "resolved.yaml", experiment.recipe.to_yaml())
-            return self._go(experiment, listeners, content["run"], content["lengths"], checkpoints)
+
+            def note() -> None:
+                if self.ranks.first:
+                    write_text(self.path / "resolved.yaml", experiment.recipe.to_yaml())
+
+            self.ranks.each("resuming", note)
+            run = content["run"] | {"own": content["own"]}
+            return self._go(experiment, listeners, run, content["lengths"])
 
     def _go(
         self,
@@ -87,29 +98,28 @@ class RunDirectory(Listener):
         listeners: Sequence[Listener],
         content: Mapping[str, Any] | None,
         lengths: Mapping[str, int],
-        checkpoints: Checkpoints | None = None,
     ) -> RunResult:
-        self.experiment = experiment
-        self.checkpoints = checkpoints or Checkpoints(self.path / "checkpoints", experiment.oracle.stores)
-        self.began = self.kept_at = time.perf_counter()
+        self.began = self.kept_at = self.ranks.now()
         self.every = experiment.recipe.checkpoint.every
-        with self._open_logs(lengths):
-            history = [] if content is None else self._history()
+        with contextlib.ExitStack() as stack:
+            self.ranks.each("logs", lambda: self._open_logs(stack, lengths) if self.ranks.first else None)
+            history = [] if content is None or not self.ranks.first else self._history()
             result = experiment.run([self, *listeners], self, content, history)
         return replace(result, run_dir=self.path)
 
     def due(self) -> bool:
         """Whether a checkpoint is wanted, and the share of time they may take allows one."""
-        return time.perf_counter() - self.kept_at >= self.every
+        return self.ranks.now() - self.kept_at >= self.every
 
     def keep(self, content: Mapping[str, Any]) -> None:
-        began = time.perf_counter()
+        began = self.ranks.now()
         for log in self.logs.values():
             log.flush()
             os.fsync(log.fileno())
         lengths = {name: log.tell() for name, log in self.logs.items()}
-        self.checkpoints.save({"run": dict(content), "lengths": lengths})
-        self.kept_at = time.perf_counter()
+        run = dict(content)
+        self.checkpoints.save({"own": run.pop("own", None), "run": run, "lengths": lengths})
+        self.kept_at = self.ranks.now()
         spent = self.kept_at - began
         if self.experiment.recipe.checkpoint.every:
             self.every = max(self.experiment.recipe.checkpoint.every, spent * (1 - _SHARE) / _SHARE)
@@ -175,6 +185,30 @@ class RunDirectory(Listener):
             (self.path / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
+    def _taken(
+        self,
+        experiment: Experiment,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
+        """The directory is this run's: rank 0 holds the lock, for all, and prepares it."""
+        self.experiment = experiment
+        self.checkpoints = Checkpoints(self.path / "checkpoints", experiment.oracle.stores, self.ranks)
+        with contextlib.ExitStack() as stack:
+
+            def take() -> None:
+                if not self.ranks.first:
+                    return
+                if before is not None:
+                    before()
+                stack.enter_context(self._locked())
+                if after is not None:
+                    after()
+
+            self.ranks.each("run directory", take)
+            yield
+
+    @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """No two processes write here; the lock goes with the process that holds it, however it ends.
 
@@ -195,15 +229,12 @@ class RunDirectory(Listener):
                 f" mend that and go on with blt resume {self.path}"
             ) from error
 
-    @contextlib.contextmanager
-    def _open_logs(self, lengths: Mapping[str, int]) -> Iterator[None]:
+    def _open_logs(self, stack: contextlib.ExitStack, lengths: Mapping[str, int]) -> None:
         """The logs, cut to where the checkpoint saw them end."""
-        with contextlib.ExitStack() as stack:
-            for name in _LOGS:
-                self.logs[name] = stack.enter_context((self.path / name).open("ab"))
-                self.logs[name].truncate(lengths.get(name, 0))
-                self.logs[name].seek(0, os.SEEK_END)
-            yield
+        for name in _LOGS:
+            self.logs[name] = stack.enter_context((self.path / name).open("ab"))
+            self.logs[name].truncate(lengths.get(name, 0))
+            self.logs[name].seek(0, os.SEEK_END)
 
     def _history(self) -> list[dict[str, Any]]:
         lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -223,6 +254,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "platform": platform.platform(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "ranks": experiment.oracle.ranks.size,
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "command": sys.argv,

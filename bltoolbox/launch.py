@@ -1,0 +1,167 @@
+"""``--nproc N``: a run as N processes on this machine, watched until they end.
+
+What torchrun does, without its restarts and with what a person at a terminal expects: one signal reaches every rank
+once, they may take as long as they like to write their checkpoint, and the exit code is that of the run. A rank that
+is killed is named, and the others follow. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from bltoolbox.errors import UsageError
+
+#: Where the ranks find each other, and the pipe that ends with the launcher.
+RENDEZVOUS, LIFELINE = "BLT_RENDEZVOUS", "BLT_LIFELINE"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PAUSE = 0.05
+#: Seconds that the others have to notice that a rank has failed, and then to end when told so.
+_NOTICE, _END = 60.0, 20.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the processes of a run this one is."""
+
+    rank: int = 0
+    size: int = 1
+    #: Number on this machine.
+    local: int = 0
+    #: How often torchrun has started these processes again.
+    restarts: int = 0
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] = os.environ) -> Place:
+        """From the variables that torchrun sets."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+        if "RANK" not in environment or "WORLD_SIZE" not in environment:
+            return cls()
+        try:
+            rank, size, local, restarts = (int(environment.get(name, "0")) for name in names)
+        except ValueError as error:
+            raise UsageError(f"{', '.join(names)} must be numbers, as torchrun sets them: {error}") from error
+        if not 0 <= rank < size:
+            raise UsageError(f"RANK={rank} is not one of WORLD_SIZE={size} ranks")
+        return cls(rank, size, local, restarts)
+
+
+class Launcher:
+    """N processes with the same command, as ranks of one run."""
+
+    def __init__(self, words: Sequence[str], count: int) -> None:
+        self.words = words
+        self.count = count
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.signals: list[int] = []
+
+    def run(self) -> int:
+        """Until all have ended: the exit code of the run, 1 if a rank was killed."""
+        with tempfile.TemporaryDirectory(prefix="blt-") as folder, self._listening(), _pipe() as (read, _):
+            for rank in range(self.count):
+                command = [sys.executable, "-m", "bltoolbox", *self.words]
+                # A session of its own: a Ctrl-C reaches a rank once, through this process.
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=self._environment(rank, folder, read),
+                        pass_fds=[read],
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                )
+            self._watch()
+        return self._code()
+
+    def killed(self) -> dict[int, str]:
+        """The ranks that ended by a signal, and by which."""
+        return {
+            rank: signal.Signals(-process.returncode).name
+            for rank, process in enumerate(self.processes)
+            if process.returncode < 0
+        }
+
+    def _environment(self, rank: int, folder: str, lifeline: int) -> dict[str, str]:
+        """The processors are divided among the ranks, unless the user has decided otherwise."""
+        environment = dict(os.environ) | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.count),
+            RENDEZVOUS: f"file://{folder}/ranks",
+            LIFELINE: str(lifeline),
+        }
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, _processors() // self.count)))
+        return environment
+
+    def _watch(self) -> None:
+        """Pass signals on, and see to it that nobody outlives a rank that failed for long."""
+        passed = 0
+        failed_at: float | None = None
+        told = False
+        while any(process.poll() is None for process in self.processes):
+            for number in self.signals[passed:]:
+                # Whoever cannot wait for the checkpoint signals again.
+                self._send(number if passed == 0 else signal.SIGKILL)
+                passed += 1
+            if failed_at is None and any(process.returncode for process in self.processes):
+                failed_at = time.monotonic()
+            late = 0.0 if failed_at is None else time.monotonic() - failed_at
+            if late > _NOTICE and not told and not passed:
+                told = True
+                self._send(signal.SIGTERM)
+            if late > _NOTICE + _END and told:
+                self._send(signal.SIGKILL)
+            time.sleep(_PAUSE)
+
+    def _send(self, number: int) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _code(self) -> int:
+        codes = [process.returncode for process in self.processes]
+        if self.signals:
+            return 128 + self.signals[0] if any(codes) else 0
+        interrupted = [code for code in codes if code in (130, 143)]
+        if any(code < 0 for code in codes) and not interrupted:
+            return 1
+        return next((code for code in (*interrupted, *codes) if code), 0)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for process in self.processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.signals.append(number)
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Its writing end is this process's alone: whoever reads is told when it is gone, however it went."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,157 @@
+"""What an oracle call adds up: over the chunks of a rank, and over the ranks.
+
+Weighted sums in float64, maxima, and the ledger. The ranks' tallies are merged in the order of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.problem import LowerLevel, UpperLoss
+from bltoolbox.results import Cost, Estimate, Scales, Solution, Status, Value
+from bltoolbox.tensors import norm
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some samples of a batch, bound to θ."""
+
+    samples: Sequence[int]
+    #: Where they stand in the batch.
+    positions: Sequence[int]
+    weights: Tensor
+    lower: LowerLevel
+    upper: UpperLoss
+    start: Tensor
+
+
+@dataclass
+class Tally:
+    """Plain numbers only: this is what one rank tells the others."""
+
+    value: float = 0.0
+    lower: float = 0.0
+    upper: float = 0.0
+    certified: bool = True
+    residual: float = 0.0
+    iterations: float = 0.0
+    count: int = 0
+    short: dict[str, int] = field(default_factory=dict)
+    #: Whether some solve failed, so that there is no value.
+    failed: bool = False
+    adjoint_residual: float = 0.0
+    adjoint_iterations: float = 0.0
+    #: The error bound of the weighted mean.
+    omega: float = 0.0
+    #: Sums of the sizes that accuracies are relative to.
+    distance: float = 0.0
+    slope: float = 0.0
+    #: What a certificate says of the samples, and the ledger.
+    certificate: dict[str, Any] = field(default_factory=dict)
+    cost: dict[str, int] = field(default_factory=dict)
+
+    def solved(self, chunk: Chunk, solution: Solution) -> None:
+        """Values and their bounds of one chunk."""
+        mu = chunk.lower.mu
+        epsilon = (solution.residual / torch.where(mu > 0, mu, 1.0)).double()
+        value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
+        above = value + slope * epsilon + chunk.upper.lipschitz / 2 * epsilon.square()
+        # g ≥ 0 as well as above its tangent.
+        below = (value - slope * epsilon).clamp_min(0)
+        self.value += float(chunk.weights @ value)
+        self.upper += float(chunk.weights @ above)
+        self.lower += float(chunk.weights @ below)
+        self.certified &= bool((mu > 0).all())
+        self.residual = max(self.residual, float(solution.residual.max()))
+        self.iterations += float(solution.iterations.sum())
+        self.count += len(chunk.samples)
+        for status in solution.status:
+            if status is not Status.CONVERGED:
+                name = status.name.lower()
+                self.short[name] = self.short.get(name, 0) + 1
+
+    def differentiated(self, estimate: Estimate) -> None:
+        """How the adjoint systems of one chunk went."""
+        self.adjoint_residual = max(self.adjoint_residual, float(estimate.residual.max()))
+        self.adjoint_iterations += float(estimate.iterations.sum())
+
+    def measured(self, chunk: Chunk, start: Tensor, solution: Solution) -> None:
+        """How far the solutions of one chunk are from their start, and how steep the loss is there."""
+        self.distance += float(norm(solution.x - start).sum())
+        self.slope += float(norm(chunk.upper.gradient(solution.x)).sum())
+        self.count += len(chunk.samples)
+
+    def charge(self, cost: Cost) -> None:
+        """Add to the ledger."""
+        self.cost = asdict(Cost(**self.cost) + cost)
+
+    def as_value(self, trial: object = None) -> Value:
+        """f with its bounds; infinite where a solve failed."""
+        return Value(
+            value=math.inf if self.failed else self.value,
+            lower=self.lower,
+            upper=math.inf if self.failed else self.upper,
+            certified=self.certified and not self.failed,
+            residual=self.residual,
+            iterations=self.iterations / max(self.count, 1),
+            short=dict(self.short),
+            trial=None if self.failed else trial,
+        )
+
+    def as_scales(self) -> Scales:
+        return Scales(self.distance / max(self.count, 1), self.slope / max(self.count, 1))
+
+
+_LARGEST = {"residual", "adjoint_residual"}
+
+
+def merge(words: Sequence[Mapping[str, Any]]) -> Tally:
+    """One tally of those of all ranks, added in their order."""
+    total = Tally(**words[0])
+    for word in words[1:]:
+        other = Tally(**word)
+        for one in fields(Tally):
+            mine, theirs = getattr(total, one.name), getattr(other, one.name)
+            setattr(total, one.name, _join(one.name, mine, theirs))
+    return total
+
+
+def _join(name: str, mine: Any, theirs: Any) -> Any:
+    if isinstance(mine, dict):
+        extra = {key: value for key, value in theirs.items() if key not in mine}
+        return {
+            key: _join(key, value, theirs[key]) if key in theirs else value for key, value in mine.items()
+        } | extra
+    if isinstance(mine, bool):
+        return (mine or theirs) if name == "failed" else (mine and theirs)
+    return max(mine, theirs) if name in _LARGEST or name.endswith("_max") else mine + theirs
+
+
+class Slowest:
+    """The paper's own count: the iterations of the slowest sample of a chunk times its size.
+
+    Chunks of the whole batch, however it is divided over ranks, so that the count does not depend on that.
+    """
+
+    def __init__(self, count: int, chunk: int) -> None:
+        self.count, self.chunk = count, chunk
+        self.most = torch.zeros(2 * -(-count // chunk), dtype=torch.long)
+
+    def add(self, positions: Sequence[int], solution: Solution, estimate: Estimate | None = None) -> None:
+        kinds = [solution.iterations] + ([] if estimate is None else [estimate.iterations])
+        index = torch.as_tensor(positions, dtype=torch.long) // self.chunk
+        for kind, iterations in enumerate(kinds):
+            self.most.scatter_reduce_(0, 2 * index + kind, iterations.cpu(), "amax")
+
+    def total(self, most: Tensor) -> int:
+        """From the maxima over all ranks."""
+        last = self.count - self.chunk * (len(most) // 2 - 1)
+        sizes = torch.full((len(most) // 2,), self.chunk)
+        sizes[-1:] = last
+        return int((most.view(-1, 2).sum(1) * sizes).sum())
