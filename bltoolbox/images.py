@@ -36,7 +36,7 @@ _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "DIB", "GIF", "PPM", "JPEG2000
 _GRAY = frozenset({"1", "L", "LA", "La", "I", "F"})
 #: The EXIF tag, and what each of its values asks for.
 _ORIENTATION = 0x0112
-_TURNS = {
+TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -68,7 +68,7 @@ class Header:
 
 def read_header(path: Path | str) -> Header:
     """Open an image without decoding it; one that seems cut off is decoded once, to be sure."""
-    with _opened(path) as image:
+    with opened(path) as image:
         header = Header(*_shown_size(image), channels=1 if _is_gray(image) else 3)
         if _cut_off(image, path):
             image.load()
@@ -87,9 +87,9 @@ def read_image(
     ``resize`` scales the shorter side to it and cuts the middle square; ``crop`` then cuts a square around the centre.
     ``channels`` 3 repeats gray, 1 takes the luma of colour; the file decides when left out.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         image.load()
-        turn = _TURNS.get(_orientation(image))
+        turn = TURNS.get(orientation(image))
         image = _plain(image, path)
         if turn is not None:
             image = image.transpose(turn)
@@ -109,7 +109,7 @@ def read_image(
 
 
 @contextlib.contextmanager
-def _opened(path: Path | str) -> Iterator[Image.Image]:
+def opened(path: Path | str) -> Iterator[Image.Image]:
     """A file whose header is read and harmless; whatever goes wrong with it in this block is an ImageError."""
     name = os.fspath(path)
     try:
@@ -147,7 +147,7 @@ def _identified(file: IO[bytes], name: str) -> Image.Image:
     return image
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     """The EXIF orientation; damaged metadata are no reason to refuse the pixels."""
     with contextlib.suppress(Exception), _opening, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -163,7 +163,7 @@ def _shown_size(image: Image.Image) -> tuple[int, int]:
     if image.format == "TIFF":  # Pillow has turned the size, or not, depending on its version
         tags: Any = image.tag_v2  # type: ignore[attr-defined]
         width, height = tags[256], tags[257]
-    return (width, height) if _orientation(image) in (5, 6, 7, 8) else (height, width)
+    return (width, height) if orientation(image) in (5, 6, 7, 8) else (height, width)
 
 
 def _is_gray(image: Image.Image) -> bool:

@@ -5,27 +5,32 @@ Saved as one safetensors file: the tensors, and in its metadata the resolved rec
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import bltoolbox
-from bltoolbox.errors import BltError, MissingError
+from bltoolbox.errors import BltError, MissingError, RecipeError, UsageError
 from bltoolbox.evaluation import solve_cold
-from bltoolbox.interfaces import LowerSolver, Theta
+from bltoolbox.interfaces import LowerSolver, Operator, Theta
 from bltoolbox.problem import Problem, split
 from bltoolbox.tensors import image_layout
+from bltoolbox.validation import Block
 
 if TYPE_CHECKING:
     from bltoolbox.recipe import Recipe
     from bltoolbox.registry import Registry
 
 THETA_FILE = "theta.safetensors"
+
+ImageLike = TypeVar("ImageLike", Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,7 @@ class Model:
         given = y if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
         if given.ndim not in (3, 4):
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
-        reference = next(iter(self.theta.values()))
-        batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(reference))
+        batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
         try:
             shape = self.problem.operator.start(batch, split(self.theta, "operator")).shape[1:]
         except ValueError as error:
@@ -70,6 +74,58 @@ class Model:
         x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype
         return (x if given.ndim == 4 else x[0]).to(given.device, kind)
+
+    @cached_property
+    def channels(self) -> int:
+        """Of the images that θ is for: 1 or 3, or what the data had."""
+        if self.recipe.color == "gray":
+            return 1
+        theta = split(self.theta, "regularizer")
+        for channels in (3, 1, 2, 4):
+            for side in (16, 64, 256):
+                shape = (channels, side, side)
+                if self.problem.regularizer.check(shape):
+                    continue
+                with contextlib.suppress(Exception), torch.no_grad():
+                    self.problem.regularizer.energy(theta, torch.zeros(1, *shape).to(self._reference))
+                    return channels
+                break
+        return 3
+
+    @property
+    def _reference(self) -> Tensor:
+        """Something of the dtype and the device that are computed with."""
+        return next(iter(self.theta.values()))
+
+    def restore(
+        self,
+        image: ImageLike,
+        noise: float | str | None = None,
+        *,
+        tol: float | None = None,
+        tile: int | None = None,
+    ) -> ImageLike:
+        """Restore a picture of any size, in the kind, dtype and range that it comes in.
+
+        A NumPy array H×W or H×W×C, or a tensor H×W, C×H×W or B×C×H×W, of uint8, uint16 or floats for [0, 1]; a second
+        or fourth channel is an alpha channel and kept as it is. ``noise`` is the standard deviation for values in
+        [0, 1], "25/255", 25 (of 255) or "auto", which estimates it; the model's own if left out. ``tol`` is the root
+        mean square distance to the exact minimiser, ``tile`` the side of the tiles in which large pictures are cut.
+        """
+        from bltoolbox.arrays import restore_array
+        from bltoolbox.restore import Restorer
+
+        return restore_array(Restorer(self, tol=tol, tile=tile), image, noise)
+
+    def with_operator(self, operator: Operator | str, **options: Any) -> Model:
+        """The same regularizer with another operator, e.g. ``with_operator("blur", kernel="kernel.npy")``.
+
+        A component, or the name of one with its options.
+        """
+        if isinstance(operator, str):
+            return replace_operator(self, {"name": operator} | options)
+        block = Block("operator", type(operator).__name__)
+        return _with_operator(self, operator, replace(self.recipe, operator=block))
 
     def save(self, path: Path | str) -> None:
         """Write θ and the recipe to one file, atomically."""
@@ -104,6 +160,26 @@ def solve(y: Tensor | np.ndarray, theta: Model | Path | str, tol: float | None =
     """Restore ``y`` with a trained θ: a model, a θ file or a run directory. No training."""
     model = theta if isinstance(theta, Model) else Model.load(theta)
     return model.solve(y, tol)
+
+
+def replace_operator(model: Model, section: dict[str, Any], registry: Registry | None = None) -> Model:
+    """The model with the operator that a section of a recipe describes."""
+    from bltoolbox.recipe import recipe_from_dict
+    from bltoolbox.registry import load_registry
+
+    registry = registry or load_registry()
+    try:
+        recipe = recipe_from_dict(model.recipe.to_dict() | {"operator": section}, registry=registry)
+        return _with_operator(model, recipe.operator.build(registry), recipe)
+    except RecipeError as error:
+        raise UsageError("; ".join(problem.message for problem in error.problems)) from error
+    except ValueError as error:
+        raise UsageError(f"operator {section['name']!r}: {error}") from error
+
+
+def _with_operator(model: Model, operator: Operator, recipe: Recipe) -> Model:
+    theta = {name: value for name, value in model.theta.items() if not name.startswith("operator.")}
+    return Model(replace(model.problem, operator=operator), model.solver, theta, recipe)
 
 
 def encode(theta: Theta, recipe: Recipe) -> bytes:

@@ -1,0 +1,105 @@
+"""How far a pixel of the measurements reaches in the restored image, so that large images can be cut into tiles.
+
+To first order a change d of the measurements changes x̂ by H⁻¹Aᵀd, H = AᵀA + ∇²R. H couples neighbours only, so the
+change decays with the distance, exponentially if H is definite. How fast is measured rather than bounded (bounds
+by the condition of H are ten times too large): everything beyond a line is changed, by one constant and by random
+signs, and the change of x̂ is looked at in front of the line. H is taken at a flat image, where a smoothed
+absolute value is stiffest and reaches furthest, and at noise, where it is weakest and a blur reaches furthest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bltoolbox.errors import BltError
+from bltoolbox.interfaces import Operator, Theta
+from bltoolbox.linear import ConjugateGradients, solve_linear
+from bltoolbox.problem import Problem, split
+from bltoolbox.tensors import keyed_generator, norm
+
+#: Part of a change of the measurements that may be left in front of the line.
+LEVEL = 1e-4
+#: No overlap is larger; then the level is not reached.
+MOST = 128
+#: Length of the strip of pixels that is looked at.
+_LENGTH = 2 * MOST + 32
+#: Where flat parts of typical images lie.
+_GRAY = 0.5
+_ITERATIONS = 400
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Pixels by which tiles must overlap on each side, and the part of a change that is left there."""
+
+    pixels: int
+    left: float
+
+
+def smallest_side(problem: Problem, channels: int) -> int | None:
+    """The side of the smallest square image that the components treat; None if there is none of ordinary size."""
+    for side in range(1, 513):
+        if not any(one.check((channels, side, side)) for one in (problem.operator, problem.regularizer)):
+            return side
+    return None
+
+
+def margin(operator: Operator, theta: Theta, channels: int, side: int) -> tuple[int, int] | None:
+    """How much larger x is than y, in rows and columns; None if that depends on the size or on the place.
+
+    An operator with a margin is local and the same everywhere, so that a part of y tells about a part of x.
+    """
+    inner, outer = 2 * side + 32, 4 * side + 64
+    reference = next(iter(theta.values()), torch.zeros(()))
+    generator = keyed_generator("margin")
+    x = torch.rand(1, channels, outer, outer, generator=generator, dtype=torch.float64).to(reference)
+    first = (outer - inner) // 2
+    try:
+        whole = operator.apply(x, theta)
+        part = operator.apply(x[:, :, first : first + inner, first : first + inner], theta)
+    except (ValueError, KeyError, RuntimeError):
+        return None
+    found = {(outer - whole.shape[2], outer - whole.shape[3]), (inner - part.shape[2], inner - part.shape[3])}
+    if len(found) != 1 or min(rows_columns := found.pop()) < 0:
+        return None
+    # The middle of the part, which sees nothing of what was cut away, lies at the same place in both.
+    middle = slice(inner // 2 - rows_columns[0] // 2, inner // 2 - rows_columns[0] // 2 + 2)
+    shifted = slice(middle.start + first, middle.stop + first)
+    same = torch.allclose(part[:, :, middle, middle], whole[:, :, shifted, shifted], rtol=1e-4, atol=1e-5)
+    return rows_columns if same else None
+
+
+def measure_overlap(problem: Problem, theta: Theta, channels: int, side: int) -> Overlap:
+    """The smallest overlap that leaves less than ``LEVEL`` of a change."""
+    left = _reach(problem, theta, channels, max(16, 2 * side))
+    below = [distance for distance in range(len(left)) if float(left[distance:].max()) <= LEVEL]
+    pixels = min(MOST, 8 * -(-below[0] // 8)) if below else MOST
+    return Overlap(pixels, float(left[pixels:].max()))
+
+
+def _reach(problem: Problem, theta: Theta, channels: int, width: int) -> Tensor:
+    """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
+    reference = next(iter(theta.values()))
+    generator = keyed_generator("influence")
+    noise = torch.randn(1, channels, width, _LENGTH, generator=generator).to(reference)
+    x = torch.cat([torch.full_like(noise, _GRAY)] * 2 + [noise] * 2)
+    operator, operator_theta = problem.operator, split(theta, "operator")
+    with torch.no_grad():
+        y = operator.apply(x, operator_theta)
+        signs = torch.randint(0, 2, y.shape[1:], generator=generator).to(reference) * 2 - 1
+        change = torch.stack([torch.ones_like(signs), signs] * 2)
+        change[..., :-MOST] = 0
+        system = problem.at(theta, x.shape[1:]).on(y).linearize(x)
+        rhs = operator.adjoint(change, operator_theta)
+        method = ConjugateGradients("the reach of a pixel")
+        # What is asked for is a small part of the change, but more than the rounding of float32.
+        tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
+        try:
+            found = solve_linear(method, system, rhs, torch.zeros_like(rhs), tol, _ITERATIONS)[0]
+        except BltError:  # not definite: nothing is known, and the largest overlap is taken
+            return torch.ones(MOST + 1)
+    line = y.shape[3] - MOST + (x.shape[3] - y.shape[3]) // 2
+    return found.abs().amax((0, 1, 2))[:line].flip(0).cpu()

@@ -1,0 +1,320 @@
+"""Restoring pictures of any size and kind: tiles without seams, tiny pictures, channels, noise levels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_models import as_bytes, clean_picture, noisy_picture, toy_model
+
+from blt_operators.blur import Blur
+from bltoolbox.errors import BltError, UsageError
+from bltoolbox.influence import LEVEL
+from bltoolbox.metrics import psnr
+from bltoolbox.model import Model
+from bltoolbox.restore import Restorer
+
+TIGHT = 3e-6
+
+
+@pytest.fixture(scope="module")
+def colour() -> Model:
+    return toy_model()
+
+
+@pytest.fixture(scope="module")
+def gray() -> Model:
+    return toy_model(color="gray")
+
+
+# Tiles
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    [
+        {"name": "foe", "filters": 10, "kernel_size": 5, "weight": 0.05},
+        {"name": "foe", "filters": 4, "kernel_size": 3, "boundary": "valid"},
+        {"name": "tv"},
+        {"name": "crr", "filters": 6, "kernel_size": 3},
+        {"name": "icnn", "filters": 6, "kernel_size": 3},
+    ],
+    ids=["foe", "foe-valid", "tv", "crr", "icnn"],
+)
+def test_denoising_in_tiles_is_denoising_the_whole(regularizer: dict[str, Any]) -> None:
+    model = toy_model(regularizer=regularizer, lower_solver="agd")
+    noisy = noisy_picture(150, 170)
+    whole, _ = Restorer(model, tol=TIGHT).run(noisy)
+    tiled, report = Restorer(model, tol=TIGHT, tile=110).run(noisy)
+    assert report.tiles > 3 and report.overlap > 0
+    assert np.abs(tiled - whole).max() < 1e-4
+    assert report.seam < 1e-4
+    assert report.notes == ()
+
+
+def test_deblurring_in_tiles() -> None:
+    """The figure is measured: 3e-5 for a Gaussian of 2 pixels and strong convexity 0.01."""
+    model = toy_model(
+        operator={"name": "blur", "size": 7, "sigma": 2},
+        strong_convexity=1e-2,
+        noise=5 / 255,
+        regularizer={"name": "foe", "filters": 10, "kernel_size": 5, "weight": 1e-3},
+    )
+    noisy = noisy_picture(150, 200, sigma=5 / 255)
+    whole, _ = Restorer(model, tol=TIGHT).run(noisy)
+    tiled, report = Restorer(model, tol=TIGHT, tile=160).run(noisy)
+    assert report.tiles > 1
+    assert np.abs(tiled - whole).max() < 1e-4
+    assert report.seam < 1e-4
+
+
+def test_a_seam_is_noticed(colour: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    restorer = Restorer(colour, tile=64)
+    noisy = noisy_picture(100, 120)
+    restorer._measured()
+    monkeypatch.setattr(restorer, "_overlap", type(restorer._measured())(1, 1.0))
+    _, report = restorer.run(noisy)
+    assert report.seam > 0.5 / 255
+    assert "neighbouring tiles differ" in report.notes[0]
+
+
+def test_the_overlap_grows_with_the_reach() -> None:
+    near, far = (
+        Restorer(toy_model(regularizer={"name": "tikhonov", "weight": weight}))._measured()
+        for weight in (0.1, 10.0)
+    )
+    assert 0 < near.pixels < far.pixels
+    assert near.left <= LEVEL and far.left <= LEVEL
+
+
+def test_tiles_cover_thin_and_odd_pictures(colour: Model) -> None:
+    for shape in ((3, 700), (701, 5), (97, 211)):
+        noisy = noisy_picture(*shape)
+        whole, _ = Restorer(colour, tol=TIGHT).run(noisy)
+        tiled, report = Restorer(colour, tol=TIGHT, tile=40).run(noisy)
+        assert report.tiles > 1
+        assert np.abs(tiled - whole).max() < 1e-4
+
+
+# Small pictures
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 3), (4, 4), (5, 1), (17, 23)])
+@pytest.mark.parametrize("operator", ["identity", {"name": "blur", "size": 9}])
+def test_pictures_smaller_than_the_kernel(shape: tuple[int, int], operator: Any) -> None:
+    model = toy_model(operator=operator, strong_convexity=0.0 if operator == "identity" else 0.01)
+    noisy = as_bytes(noisy_picture(*shape))
+    restored = model.restore(noisy)
+    assert restored.shape == noisy.shape and restored.dtype == np.uint8
+    flat = np.full((*shape, 3), 100, np.uint8)
+    np.testing.assert_allclose(model.restore(flat), flat, atol=1 if operator == "identity" else 2)
+
+
+# Channels
+
+
+def test_a_gray_picture_through_a_colour_model(colour: Model) -> None:
+    clean, noisy = clean_picture(64, 64, 1), noisy_picture(64, 64, 1, sigma=25 / 255)
+    restored, report = Restorer(colour).run(noisy)
+    assert restored.shape == noisy.shape
+    assert psnr(restored, clean) > psnr(noisy, clean) + 4
+    assert "averaged" in report.notes[0]
+    less = colour.restore(noisy, noise=25 / 255 / math.sqrt(3))
+    assert psnr(restored, clean) > psnr(less, clean), "the same noise in all channels is stronger noise"
+
+
+def test_a_colour_picture_through_a_gray_model(gray: Model) -> None:
+    noisy = noisy_picture(40, 50)
+    restored, report = Restorer(gray, tol=TIGHT).run(noisy)
+    assert "by itself" in report.notes[0]
+    for channel in range(3):
+        alone = gray.restore(noisy[..., channel], tol=TIGHT)
+        np.testing.assert_allclose(restored[..., channel], alone, atol=1e-5)
+
+
+def test_gray_data_make_a_gray_model(gray: Model, colour: Model) -> None:
+    assert (gray.channels, colour.channels) == (1, 3)
+    unlabelled = Model(gray.problem, gray.solver, gray.theta, colour.recipe)
+    assert unlabelled.channels == 1
+
+
+# Noise levels
+
+
+def test_noise_levels(colour: Model) -> None:
+    noisy = noisy_picture(48, 48, sigma=0.02)
+    own, report = Restorer(colour).run(noisy)
+    assert report.noise == 25 / 255 and not report.estimated
+    np.testing.assert_array_equal(own, colour.restore(noisy, noise="25/255"))
+    _, report = Restorer(colour).run(noisy, "auto")
+    assert report.estimated and report.noise == pytest.approx(0.02, rel=0.2)
+    clean = clean_picture(48, 48)
+    assert psnr(colour.restore(noisy, "auto"), clean) > psnr(own, clean)
+
+
+def test_restoring_scales_with_the_noise(colour: Model) -> None:
+    noisy = noisy_picture(32, 40)
+    half = colour.restore(noisy / 2, noise=12.5 / 255, tol=TIGHT)
+    np.testing.assert_allclose(half, colour.restore(noisy, tol=2 * TIGHT) / 2, atol=3e-5)
+
+
+def test_a_model_without_noise_has_no_other_levels() -> None:
+    model = toy_model(noise=0)
+    noisy = noisy_picture(20, 20)
+    assert model.restore(noisy).shape == noisy.shape
+    with pytest.raises(BltError, match="trained without noise"):
+        model.restore(noisy, noise=0.1)
+
+
+# Arrays and tensors
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(20, 24), (20, 24, 1), (20, 24, 3)])
+def test_arrays_come_back_as_they_are(colour: Model, dtype: Any, shape: tuple[int, ...]) -> None:
+    noisy = noisy_picture(20, 24, 3 if shape[-1] == 3 else 1).reshape(shape)
+    top = np.iinfo(dtype).max if np.dtype(dtype).kind == "u" else 1
+    given = (noisy.clip(0, 1) * top).astype(dtype)
+    before = given.copy()
+    found = colour.restore(given)
+    assert isinstance(found, np.ndarray)
+    assert found.shape == shape and found.dtype == dtype
+    np.testing.assert_array_equal(given, before)
+    reference = colour.restore(noisy.clip(0, 1))
+    np.testing.assert_allclose(found / top, reference.clip(0, 1), atol=1.5 / 255 if top == 255 else 2e-3)
+    flipped = colour.restore(given[::-1])  # negative strides
+    assert flipped.shape == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(20, 24), (1, 20, 24), (3, 20, 24), (2, 3, 20, 24)])
+def test_tensors_come_back_as_they_are(colour: Model, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    values = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    top = {torch.uint8: 255, torch.uint16: 65535}.get(dtype, 1)
+    found = colour.restore((values * top).to(dtype))
+    assert isinstance(found, torch.Tensor)
+    assert tuple(found.shape) == shape and found.dtype == dtype
+
+
+def test_a_batch_changes_nothing(colour: Model) -> None:
+    batch = torch.from_numpy(np.stack([noisy_picture(20, 24, seed=k) for k in range(3)])).permute(0, 3, 1, 2)
+    together = colour.restore(batch)
+    for one, alone in zip(together, batch, strict=True):
+        torch.testing.assert_close(one, colour.restore(alone), rtol=0, atol=0)
+    as_array = colour.restore(batch[0].permute(1, 2, 0).numpy())
+    np.testing.assert_array_equal(as_array, together[0].permute(1, 2, 0).numpy())
+    assert colour.restore(batch[:0]).shape == (0, 3, 20, 24)
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_alpha_is_kept(colour: Model, colours: int) -> None:
+    noisy = as_bytes(noisy_picture(20, 24, colours))
+    alpha = np.random.default_rng(0).integers(0, 256, (20, 24, 1), dtype=np.uint8)
+    found = colour.restore(np.concatenate([noisy, alpha], axis=2))
+    np.testing.assert_array_equal(found[..., colours:], alpha)
+    np.testing.assert_array_equal(found[..., :colours], colour.restore(noisy))
+
+
+@pytest.mark.parametrize(
+    ("image", "sentence"),
+    [
+        (np.zeros((3, 20, 24)), "would have 24 channels"),
+        (np.zeros((2, 3, 20, 24)), "expected an array of shape"),
+        (np.zeros((20, 24), bool), "not of bool"),
+        (np.zeros((20, 24), np.int64), "not of int64"),
+        (np.zeros((0, 24), np.uint8), "holds nothing"),
+        (np.full((20, 24), np.nan), "or NaN"),
+        (np.full((20, 24), 200.0), "far from it"),
+        ([[1, 2]], "got list"),
+        (torch.zeros(5), "expected a tensor of shape"),
+    ],
+)
+def test_other_arrays_are_refused(colour: Model, image: Any, sentence: str) -> None:
+    with pytest.raises(BltError, match=sentence):
+        colour.restore(image)
+
+
+def test_other_settings_are_refused(colour: Model) -> None:
+    noisy = noisy_picture(20, 24)
+    with pytest.raises(UsageError, match="noise level"):
+        colour.restore(noisy, noise=-1)
+    for settings in ({"tol": 0.0}, {"tol": math.nan}, {"tile": 0}):
+        with pytest.raises(BltError, match="positive"):
+            colour.restore(noisy, **settings)  # type: ignore[type-var]
+
+
+# Operators
+
+
+def blurred(clean: np.ndarray, operator: Blur) -> np.ndarray:
+    x = torch.from_numpy(clean).permute(2, 0, 1).unsqueeze(0)
+    return operator.apply(x, {})[0].permute(1, 2, 0).numpy()
+
+
+def test_another_kernel(colour: Model) -> None:
+    kernel = Blur(size=5, sigma=1.5, boundary="valid")
+    clean = clean_picture(64, 70)
+    y = blurred(clean, kernel) + np.random.default_rng(0).normal(0, 1 / 255, (60, 66, 3))
+    seen = clean[2:-2, 2:-2]
+    model = colour.with_operator("blur", size=5, sigma=1.5)
+    restored = model.restore(y, noise=1 / 255)
+    assert restored.shape == y.shape
+    assert psnr(restored, seen) > psnr(y, seen) + 1
+    honest = colour.with_operator(kernel).restore(y, noise=1 / 255)
+    assert honest.shape == y.shape and psnr(honest, seen) > psnr(y, seen) + 1
+    assert "blur" in repr(model) and "identity" in repr(colour)
+    refused = {
+        "did you mean 'size'": {"sise": 3},
+        "there is no file": {"kernel": "no.npy"},
+        "size": {"size": -1},
+    }
+    for sentence, options in refused.items():
+        with pytest.raises(UsageError, match=sentence):
+            colour.with_operator("blur", **options)
+    with pytest.raises(UsageError, match="did you mean 'blur'"):
+        colour.with_operator("blurr")
+
+
+@pytest.mark.parametrize("boundary", ["zero", "periodic", "symmetric"])
+def test_the_border_of_a_photograph_does_not_ring(boundary: str) -> None:
+    """What was beyond the border in the scene is in the photograph, whatever rule a model was trained with."""
+    model = toy_model(
+        operator={"name": "blur", "size": 7, "sigma": 2, "boundary": boundary},
+        strong_convexity=1e-2,
+        noise=1 / 255,
+        regularizer={"name": "foe", "filters": 10, "kernel_size": 5, "weight": 1e-3},
+    )
+    scene = np.broadcast_to(np.linspace(0.1, 0.9, 70)[:, None, None], (70, 70, 3))
+    y = blurred(np.ascontiguousarray(scene), Blur(size=7, sigma=2.0, boundary="valid"))
+    restored = model.restore(y, tol=1e-5)
+    assert np.abs(restored - scene[3:-3, 3:-3]).max() < 0.05
+
+
+def test_a_model_that_enlarges(colour: Model) -> None:
+    model = colour.with_operator("downsampling", factor=2)
+    y = noisy_picture(20, 24)
+    assert model.restore(y).shape == (40, 48, 3)
+    with pytest.raises(BltError, match="alpha channel does not fit"):
+        model.restore(np.concatenate([y, y[..., :1]], axis=2))
+
+
+def test_operators_that_are_not_the_same_everywhere_see_the_whole(colour: Model) -> None:
+    model = colour.with_operator("inpainting", missing=0.3)
+    _, report = Restorer(model, tile=16).run(noisy_picture(40, 50))
+    assert report.tiles == 1
+
+
+def test_measurements_that_are_no_pictures(colour: Model) -> None:
+    with pytest.raises(BltError, match="'mri' does not measure pictures"):
+        colour.with_operator("mri").restore(noisy_picture(20, 24))
+
+
+def test_a_limit_is_told(colour: Model) -> None:
+    from dataclasses import replace
+
+    short = Model(colour.problem, colour.solver, colour.theta, replace(colour.recipe, iteration_limit=2))
+    _, report = Restorer(short).run(noisy_picture(30, 30))
+    assert "less accurate than asked for: the iteration limit" in report.notes[0]
