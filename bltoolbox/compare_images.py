@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bltoolbox.evaluation import Evaluation
+    from bltoolbox.recipe import Recipe
     from bltoolbox.registry import Registry
     from bltoolbox.samples import Samples
 
@@ -101,27 +102,33 @@ def _restore(group: Group, costs: Sequence[float], position: int, registry: Regi
 
 
 def _samples(run: RunHistory, registry: Registry) -> Samples:
-    import torch
-
-    from bltoolbox.assemble import build
     from bltoolbox.recipe import load_recipe
-    from bltoolbox.samples import Samples
 
     recipe = load_recipe(run.path / "resolved.yaml", (), registry)
     if recipe.evaluation is None:
         raise UsageError(f"{run.path}: its recipe has no evaluation images to show; leave --at out")
     try:
-        return Samples(
-            build(recipe, "evaluation", registry),
-            build(recipe, "operator", registry),
-            noise=recipe.noise,
-            seed=recipe.seed,
-            color=recipe.color,
-            stream="evaluation",
-            dtype=getattr(torch, recipe.dtype),
-        )
+        return evaluation_samples(recipe, registry)
     except ValueError as error:
         raise BltError(f"{run.path}: the evaluation images cannot be had: {error}") from error
+
+
+def evaluation_samples(recipe: Recipe, registry: Registry) -> Samples:
+    """The evaluation images of a recipe with their measurements, on the CPU; ValueError when they cannot be had."""
+    import torch
+
+    from bltoolbox.assemble import build
+    from bltoolbox.samples import Samples
+
+    return Samples(
+        build(recipe, "evaluation", registry),
+        build(recipe, "operator", registry),
+        noise=recipe.noise,
+        seed=recipe.seed,
+        color=recipe.color,
+        stream="evaluation",
+        dtype=getattr(torch, recipe.dtype),
+    )
 
 
 def _evaluate(

@@ -20,7 +20,16 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from bltoolbox.problem import LowerLevel, UpperLoss
-    from bltoolbox.results import Batch, Constants, Estimate, HypergradientResult, Scales, Step, Value
+    from bltoolbox.results import (
+        Batch,
+        Constants,
+        Estimate,
+        HypergradientResult,
+        Potentials,
+        Scales,
+        Step,
+        Value,
+    )
 
 #: Named parameters. Components see their own names; the problem prefixes them with ``regularizer.`` or ``operator.``.
 Theta = Mapping[str, Tensor]
@@ -234,6 +243,10 @@ class Regularizer(Role):
 
     def pictures(self, theta: Theta) -> Tensor | None:
         """Something to look at, e.g. learned filters sorted by importance: (N, C, H, W) of any scale, or None."""
+        return None
+
+    def potentials(self, theta: Theta) -> Potentials | None:
+        """The functions on the responses to look at, in the order of ``pictures`` where there are some, or None."""
         return None
 
 

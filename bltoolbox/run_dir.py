@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -31,6 +32,7 @@ from bltoolbox.interfaces import Theta
 from bltoolbox.listeners import Check, Listener, RunResult
 from bltoolbox.model import THETA_FILE, encode
 from bltoolbox.ranks import ALONE, Ranks
+from bltoolbox.report import REPORT_FILE
 
 _LOGS = ("metrics.jsonl", "timings.jsonl", "checks.jsonl", "log.txt")
 #: State to go on from, θ at each check, pictures.
@@ -161,6 +163,18 @@ class RunDirectory(Listener):
         self.log(f"finished: {result.status}")
         summary = result.as_dict() | {"run_dir": str(self.path), "bltoolbox": bltoolbox.__version__}
         write_json(self.path / "status.json", summary | {"finished": True})
+        self._report(result)
+
+    def _report(self, result: RunResult) -> None:
+        """The page about the run; whatever is wrong with it, the run is finished."""
+        from bltoolbox.report import report_result
+
+        try:
+            report_result(self.path, result)
+        except Exception as error:
+            sentence = f"there is no {REPORT_FILE}: {type(error).__name__}: {error}"
+            logging.getLogger(__name__).warning("%s", sentence)
+            self.log(sentence)
 
     def log(self, sentence: str) -> None:
         self._append("log.txt", f"{time.perf_counter() - self.began:9.2f} s  {sentence}")
@@ -181,7 +195,7 @@ class RunDirectory(Listener):
         for folder in _FOLDERS:
             for path in (self.path / folder).iterdir():
                 path.unlink()
-        for name in (*_LOGS, "status.json", THETA_FILE):
+        for name in (*_LOGS, "status.json", THETA_FILE, REPORT_FILE):
             (self.path / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -248,6 +262,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
     """What a run needs to be explained later."""
     device = experiment.train.device
     return {
+        "recipe": experiment.recipe.name,
         "bltoolbox": bltoolbox.__version__,
         "git": _git_state(),
         "python": platform.python_version(),

@@ -15,7 +15,18 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bltoolbox.cli import check, compare, components, new_plugin, plugins, recipes, run, schema, sweep
+from bltoolbox.cli import (
+    check,
+    compare,
+    components,
+    new_plugin,
+    plugins,
+    recipes,
+    report,
+    run,
+    schema,
+    sweep,
+)
 from bltoolbox.cli.common import Debug, debugging, say
 from bltoolbox.errors import BltError, RecipeError
 
@@ -50,6 +61,7 @@ def _options(
 run.register(app)
 sweep.register(app)
 compare.register(app)
+report.register(app)
 recipes.register(app)
 components.register(app)
 plugins.register(app)

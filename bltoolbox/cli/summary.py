@@ -8,6 +8,7 @@ from rich.table import Table
 
 from bltoolbox.evaluation import Evaluation
 from bltoolbox.listeners import RunResult
+from bltoolbox.report import REPORT_FILE
 
 
 def print_summary(result: RunResult) -> None:
@@ -25,7 +26,9 @@ def print_summary(result: RunResult) -> None:
         facts.append(("validation", f"{result.validation_psnr:.2f} dB"))
     if result.run_dir is not None:
         facts.append(("results", str(result.run_dir)))
-        if result.evaluation is not None:
+        if (page := result.run_dir / REPORT_FILE).is_file():
+            facts.append(("report", str(page)))
+        elif result.evaluation is not None:
             facts.append(("picture", str(result.run_dir / "images" / "restored.png")))
     for name, value in facts:
         console.print(f"{name:>10}  {value}", soft_wrap=True, markup=False)

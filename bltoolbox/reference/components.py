@@ -58,6 +58,7 @@ OFFERS = {
     "pairing": "an analytic mixed derivative",
     "pairing_gradients": "mixed derivatives sample by sample",
     "pictures": "pictures of what was learned",
+    "potentials": "curves of its potentials",
     "project": "a projection of θ",
     "project_gradient": "a projection of the hypergradient",
     "shorten": "steps that can be made shorter",

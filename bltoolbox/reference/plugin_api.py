@@ -20,7 +20,16 @@ PACKAGE = Path(__file__).parents[1]
 RECORDS = {
     "interfaces": ("SolverState", "Oracle"),
     "problem": ("LowerLevel", "Linearization", "UpperLoss"),
-    "results": ("Batch", "Estimate", "Constants", "Scales", "Step", "Value", "HypergradientResult"),
+    "results": (
+        "Batch",
+        "Estimate",
+        "Constants",
+        "Potentials",
+        "Scales",
+        "Step",
+        "Value",
+        "HypergradientResult",
+    ),
 }
 
 

@@ -38,6 +38,7 @@ from torch.nn import functional as F
 from blt_regularizers.filters import Boundary, correlate, correlate_adjoint, norm_bound
 from blt_regularizers.foe import difference_kernels
 from bltoolbox.interfaces import Regularizer, Theta
+from bltoolbox.results import Potentials
 
 
 class ConvexRidge(Regularizer):
@@ -128,9 +129,20 @@ class ConvexRidge(Regularizer):
         return dict(gradient) | {"kernels": kernels - kernels.mean((2, 3), keepdim=True)}
 
     def pictures(self, theta: Theta) -> Tensor:
-        kernels = theta["kernels"]
-        importance = theta["log_slopes"].exp().sum(1) * kernels.flatten(1).norm(dim=1)
-        return kernels[importance.argsort(descending=True)]
+        return theta["kernels"][self._importance(theta).argsort(descending=True)]
+
+    def potentials(self, theta: Theta) -> Potentials:
+        importance, order = self._importance(theta).sort(descending=True)
+        reach = 1.25 * self.range
+        t = torch.linspace(-reach, reach, 201, dtype=importance.dtype, device=importance.device)
+        responses = t.view(1, 1, 1, -1).expand(1, self.filters, 1, -1)
+        return Potentials(t, self._spline(theta).potential(responses)[0, order, 0], importance)
+
+    def _importance(self, theta: Theta) -> Tensor:
+        """The limit of ψ_j', had the kernel of the filter unit norm."""
+        slopes = (theta["log_scale"] + theta["log_slopes"]).exp().sum(1)
+        limit = slopes * self.spacing * (1.0 if self.symmetry == "odd" else 0.5)
+        return limit * theta["kernels"].flatten(1).norm(dim=1)
 
     def _spline(self, theta: Theta) -> Spline:
         slopes = (theta["log_scale"] + theta["log_slopes"]).exp()

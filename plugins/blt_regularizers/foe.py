@@ -42,7 +42,7 @@ from blt_regularizers.filters import (
     norm_bound,
 )
 from bltoolbox.interfaces import Regularizer, Theta
-from bltoolbox.results import Constants
+from bltoolbox.results import Constants, Potentials
 
 
 class FieldOfExperts(Regularizer):
@@ -191,9 +191,18 @@ class FieldOfExperts(Regularizer):
         return t.square().add_(_nu_squared(theta)).rsqrt_().mul_(_maps(_amplitudes(theta)))
 
     def pictures(self, theta: Theta) -> Tensor:
-        kernels = self.kernels(theta)
-        importance = _amplitudes(theta) * kernels.flatten(1).norm(dim=1)
-        return kernels[importance.argsort(descending=True)]
+        return self.kernels(theta)[self._importance(theta).argsort(descending=True)]
+
+    def potentials(self, theta: Theta) -> Potentials:
+        importance, order = self._importance(theta).sort(descending=True)
+        nu = theta["log_smoothing"].exp().expand(self.filters)[order].unsqueeze(1)
+        t = torch.linspace(-10, 10, 201, dtype=nu.dtype, device=nu.device) * nu.max()
+        values = ((t.square() + nu.square()).sqrt() - nu) * _amplitudes(theta)[order].unsqueeze(1)
+        return Potentials(t, values, importance)
+
+    def _importance(self, theta: Theta) -> Tensor:
+        """The weight of each filter, were its kernel of unit norm."""
+        return _amplitudes(theta) * self.kernels(theta).flatten(1).norm(dim=1)
 
 
 @dataclass(frozen=True)

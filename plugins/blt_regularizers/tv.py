@@ -23,7 +23,7 @@ from torch import Tensor
 
 from blt_regularizers.certificates import THIRD
 from bltoolbox.interfaces import Regularizer, Theta
-from bltoolbox.results import Constants
+from bltoolbox.results import Constants, Potentials
 from bltoolbox.tensors import norm
 
 
@@ -114,6 +114,11 @@ class TotalVariation(Regularizer):
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return (theta["log_weight"].exp() / self._length(theta, t)).expand_as(t)
+
+    def potentials(self, theta: Theta) -> Potentials:
+        weight, nu = theta["log_weight"].exp(), theta["log_smoothing"].exp()
+        t = torch.linspace(-10, 10, 201, dtype=nu.dtype, device=nu.device) * nu
+        return Potentials(t, (weight * ((t.square() + nu.square()).sqrt() - nu)).unsqueeze(0), weight)
 
     def _length(self, theta: Theta, t: Tensor) -> Tensor:
         """√(|Dx|² + ν²) at each pixel."""

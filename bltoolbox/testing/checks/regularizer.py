@@ -10,6 +10,7 @@ from torch import Tensor
 from bltoolbox.interfaces import Regularizer, Theta
 from bltoolbox.tensors import dot
 from bltoolbox.testing.checks.base import (
+    NotApplicable,
     Subject,
     Untouched,
     fail,
@@ -220,6 +221,29 @@ def mixed_derivative(subject: Subject) -> None:
         require_close(
             each[name].sum(0), whole, 1e-8, f"pairing_gradients[{name!r}] summed over samples", cause
         )
+
+
+@holds(KIND, "what it shows of θ can be drawn")
+def shows(subject: Subject) -> None:
+    one = trial(subject)
+    guard = Untouched(theta=one.theta)
+    pictures, curves = one.regularizer.pictures(one.theta), one.regularizer.potentials(one.theta)
+    guard.verify("pictures and potentials")
+    if pictures is None and curves is None:
+        raise NotApplicable("it shows neither pictures nor potentials")
+    if pictures is not None:
+        fine = pictures.ndim == 4 and len(pictures) > 0 and bool(torch.isfinite(pictures).all())
+        require(fine, f"pictures must be finite, of shape (N, C, H, W), got {tuple(pictures.shape)}")
+    if curves is not None:
+        count, places = len(curves.values), len(curves.t)
+        shapes = [tuple(part.shape) for part in (curves.t, curves.values, curves.weights)]
+        fine = shapes == [(places,), (count, places), (count,)] and places > 1
+        require(fine, f"t, values and weights of potentials must be (N,), (J, N) and (J,), got {shapes}")
+        require(bool((curves.t.diff() > 0).all()), "t of potentials must increase")
+        require(bool(torch.isfinite(curves.values).all()), "values of potentials must be finite")
+        if pictures is not None:
+            message = f"there are {len(pictures)} pictures and {count} potentials; one for each is wanted"
+            require(len(pictures) == count, message)
 
 
 def _pairing_derivative(one: Trial) -> dict[str, Tensor]:
