@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.errors import BltError, MissingError, RecipeError
+from bltoolbox.errors import BltError, MissingError, RecipeError, UsageError
 from bltoolbox.experiment import Experiment
 from bltoolbox.interfaces import Data, Operator, Regularizer, Sampler
 from bltoolbox.model import read_theta
@@ -130,21 +130,7 @@ def _samples(
         )
 
     def samples(source: Data, key: str, stream: str, ids: Sequence[int] | None = None) -> Samples:
-        try:
-            return Samples(
-                source,
-                operator,
-                noise=recipe.noise,
-                seed=recipe.seed,
-                color=recipe.color,
-                stream=stream,
-                dtype=_DTYPES[recipe.dtype],
-                device=device,
-                ids=ids,
-                workers=recipe.workers,
-            )
-        except ValueError as error:
-            raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error
+        return _measured(recipe, source, key, stream, operator, device, ids)
 
     training, held = hold_out(data, held_out)
     if not training:
@@ -169,6 +155,41 @@ def _samples(
                 " set color: gray to make both gray",
             )
     return train, validation, evaluation
+
+
+def _measured(
+    recipe: Recipe,
+    source: Data,
+    key: str,
+    stream: str,
+    operator: Operator,
+    device: torch.device,
+    ids: Sequence[int] | None,
+) -> Samples:
+    """Images of a section with their measurements."""
+    try:
+        return Samples(
+            source,
+            operator,
+            noise=recipe.noise,
+            seed=recipe.seed,
+            color=recipe.color,
+            stream=stream,
+            dtype=_DTYPES[recipe.dtype],
+            device=device,
+            ids=ids,
+            workers=recipe.workers,
+        )
+    except ValueError as error:
+        raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error
+
+
+def evaluation_samples(recipe: Recipe, operator: Operator, registry: Registry | None = None) -> Samples:
+    """The evaluation images of a recipe alone; its training images need not be there."""
+    if recipe.evaluation is None:
+        raise UsageError("the recipe has no evaluation images; name some, e.g. evaluation=photos")
+    source = build(recipe, "evaluation", registry or load_registry())
+    return _measured(recipe, source, "evaluation", "evaluation", operator, pick_device(recipe.device), None)
 
 
 def _refuse_overlap(recipe: Recipe, data: Data, evaluation: Data) -> None:

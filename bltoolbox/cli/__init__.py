@@ -16,9 +16,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from bltoolbox.cli import (
+    apply,
     check,
     compare,
     components,
+    evaluate,
+    models,
     new_plugin,
     plugins,
     recipes,
@@ -62,6 +65,9 @@ run.register(app)
 sweep.register(app)
 compare.register(app)
 report.register(app)
+apply.register(app)
+evaluate.register(app)
+models.register(app)
 recipes.register(app)
 components.register(app)
 plugins.register(app)

@@ -1,0 +1,266 @@
+"""How fast the toolbox is against published style, and against the machine.
+
+    make bench                          a few minutes on 2 cores
+    python tests/benchmarks/speed.py --json speed.json [--slow] [--threads 2]
+
+One batch of 32 colour images of 96² (BSDS500 crops if $BLT_DATA names a folder with bsd-train-96, else crops of the
+photographs of scikit-image), a trained Field of Experts, float32, the same threads, tolerances and stopping rule for
+both. Candidates take turns, and the best of several times counts. Wanted ratios are printed as met or missed; nothing
+is asserted, as these figures depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from published import Published, norms
+from timing import best_times, gemm_speed
+from torch import Tensor
+
+from blt_data.photos import Photos
+from blt_hypergradients.cg_ift import CGIFT
+from blt_regularizers.foe import FieldOfExperts
+from blt_solvers.agd import AGD
+from blt_solvers.mm import MemoryGradient
+from bltoolbox import Model
+from bltoolbox.evaluation import psnr
+from bltoolbox.interfaces import LowerSolver
+from bltoolbox.loop import solve
+from bltoolbox.oracle import BilevelOracle
+from bltoolbox.problem import join, split
+from bltoolbox.results import Batch
+from bltoolbox.testing import full_batch, make_oracle
+
+COUNT, SIDE, NOISE = 32, 96, 25 / 255
+#: What each ratio should be.
+WANTED = {
+    "gradient": 2.2,
+    "Hessian product": 7.0,
+    "hypergradient, tol 0.1, mm": 8.0,
+    "hypergradient, tol 0.01, mm": 8.0,
+    "hypergradient, tol 0.1, agd": 5.0,
+    "hypergradient, tol 0.01, agd": 5.0,
+    "warm training step, tol 0.1, mm": 10.0,
+    "training to a test PSNR": 10.0,
+}
+ROOFLINE = 2.5
+
+
+def crops(count: int = COUNT, test: bool = False) -> Tensor:
+    folder = Path(os.environ.get("BLT_DATA", "")) / "bsd-train-96"
+    if folder.is_dir():
+        images = np.load(folder / ("test.npy" if test else "train.npy"), mmap_mode="r")[:count]
+        return torch.from_numpy(images / np.float32(255)).permute(0, 3, 1, 2).contiguous()
+    photos = Photos(size=288).clean(range(4))
+    tiles = photos.unfold(2, SIDE, SIDE).unfold(3, SIDE, SIDE).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    return tiles[-count:] if test else tiles[:count]
+
+
+class Bench:
+    """The problem, in both ways of writing it."""
+
+    def __init__(self, model: str) -> None:
+        trained = Model.load(model)
+        foe = trained.problem.regularizer
+        assert isinstance(foe, FieldOfExperts)
+        own = split(trained.theta, "regularizer")
+        self.foe = FieldOfExperts(foe.filters, foe.kernel_size, basis="pixel")
+        self.theta = {name: value.float() for name, value in own.items()} | {
+            "kernels": foe.kernels(own).float()
+        }
+        self.images = crops()
+        self.oracle = self.new_oracle(MemoryGradient())
+        self.x_true, self.y = (part.contiguous() for part in self.oracle.samples.batch(range(COUNT)))
+        self.lower = self.oracle.problem.at(join(regularizer=self.theta), self.x_true.shape[1:]).on(self.y)
+        assert self.lower.lipschitz is not None
+        self.lipschitz = float(self.lower.lipschitz[0])
+        self.published = Published(self.y, self.theta)
+        self.rows: list[dict[str, Any]] = []
+
+    def new_oracle(self, solver: LowerSolver) -> BilevelOracle:
+        return make_oracle(self.images, self.foe, solver, CGIFT(), noise=NOISE, dtype=torch.float32)
+
+    def report(self, what: str, ours: float, theirs: float, agree: float) -> None:
+        ratio = theirs / ours
+        verdict = "met" if ratio >= WANTED[what] else "missed"
+        row = {"what": what, "ours": ours, "published": theirs, "ratio": ratio, "wanted": WANTED[what]}
+        self.rows.append(row | {"verdict": verdict, "difference": agree})
+        print(
+            f"{what:34}{1e3 * ours:10.1f} ms{1e3 * theirs:11.1f} ms{ratio:8.1f}×   wanted {WANTED[what]:4.1f}×"
+            f"  {verdict:7}  difference {agree:.1e}",
+            flush=True,
+        )
+
+    def derivatives(self, repeats: int) -> None:
+        x = self.x_true + 0.02 * torch.randn(self.x_true.shape, generator=torch.Generator().manual_seed(0))
+        ours = x.contiguous(memory_format=torch.channels_last)
+        times = best_times(
+            {"ours": lambda: self.lower.gradient(ours), "published": lambda: self.published.gradient(x)},
+            repeats,
+        )
+        difference = relative(self.lower.gradient(ours), self.published.gradient(x))
+        self.report("gradient", times["ours"], times["published"], difference)
+        v = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+        v_ours = v.contiguous(memory_format=torch.channels_last)
+        hessian = self.lower.linearize(ours)
+        times = best_times(
+            {"ours": lambda: hessian.hvp(v_ours), "published": lambda: self.published.hvp(x, v)}, repeats
+        )
+        difference = relative(hessian.hvp(v_ours), self.published.hvp(x, v))
+        self.report("Hessian product", times["ours"], times["published"], difference)
+
+    def hypergradients(self, repeats: int) -> None:
+        theta, zeros = join(regularizer=self.theta), torch.zeros_like(self.y)
+        for tol in (0.1, 0.01):
+            found: dict[str, Any] = {}
+
+            def ours(solver: LowerSolver, name: str, tol: float = tol, found: dict[str, Any] = found) -> None:
+                oracle = self.new_oracle(solver)
+                oracle.samples.batch(range(COUNT))
+                found[name] = oracle.on(full_batch(oracle)).hypergradient(theta, tol, tol).gradient
+
+            def theirs(tol: float = tol, found: dict[str, Any] = found) -> None:
+                found["published"] = self.published.hypergradient(
+                    self.x_true, self.y, zeros, self.lipschitz, tol
+                )[0]
+
+            candidates: dict[str, Callable[[], object]] = {
+                "mm": lambda ours=ours: ours(MemoryGradient(), "mm"),
+                "agd": lambda ours=ours: ours(AGD(), "agd"),
+                "published": theirs,
+            }
+            times = best_times(candidates, repeats)
+            for name in ("mm", "agd"):
+                difference = relative(vector(split(found[name], "regularizer")), vector(found["published"]))
+                self.report(
+                    f"hypergradient, tol {tol:g}, {name}", times[name], times["published"], difference
+                )
+
+    def training_step(self, repeats: int) -> None:
+        """θ has moved by one step of ISGD; x̃ and the adjoint of the θ before are at hand for both."""
+        tol, theta, zeros = 0.1, join(regularizer=self.theta), torch.zeros_like(self.y)
+        z, x_before, q_before = self.published.hypergradient(self.x_true, self.y, zeros, self.lipschitz, tol)
+        moved = {name: value - 1e-2 * z[name] for name, value in self.theta.items()}
+        after = Published(self.y, moved)
+        lipschitz = float(self.foe.lipschitz(moved, self.y.shape[1:])) + 1
+        oracle = self.new_oracle(MemoryGradient())
+        batch = oracle.on(full_batch(oracle))
+        found: dict[str, Any] = {}
+
+        def ours() -> None:
+            found["ours"] = batch.hypergradient(join(regularizer=moved), tol, tol).gradient
+
+        def theirs() -> None:
+            found["published"] = after.hypergradient(self.x_true, x_before, q_before, lipschitz, tol)[0]
+
+        times = best_times(
+            {"ours": ours, "published": theirs}, repeats, lambda: batch.hypergradient(theta, tol, tol)
+        )
+        difference = relative(vector(split(found["ours"], "regularizer")), vector(found["published"]))
+        self.report("warm training step, tol 0.1, mm", times["ours"], times["published"], difference)
+
+    def training(self, steps: int = 12) -> None:
+        """From the initial filters, the same batches and steps, until the test images are as good."""
+        train, test = crops(steps * COUNT), crops(68, test=True)
+        foe = FieldOfExperts()
+        start = split(join(regularizer=foe.init_params(3, torch.Generator())), "regularizer")
+        pixel = {name: value.float() for name, value in start.items()} | {
+            "kernels": foe.kernels(start).float()
+        }
+        alpha, tol, generator = 3e-3, 0.5, torch.Generator().manual_seed(0)
+        noisy_test = test + NOISE * torch.randn(test.shape, generator=generator)
+        oracle = make_oracle(train, self.foe, MemoryGradient(), CGIFT(), noise=NOISE, dtype=torch.float32)
+        theta = join(regularizer=pixel)
+        began = time.perf_counter()
+        for k in range(steps):
+            ids = range(k * COUNT, (k + 1) * COUNT)
+            batch = oracle.on(Batch(ids, [len(oracle.samples) / COUNT] * COUNT))
+            z = batch.hypergradient(theta, tol, tol).gradient
+            theta = oracle.problem.project({name: value - alpha * z[name] for name, value in theta.items()})
+        ours = time.perf_counter() - began
+        level = self._quality(split(theta, "regularizer"), test, noisy_test)
+        other, spent = dict(pixel), 0.0
+        for k in range(4 * steps):
+            first = (k % steps) * COUNT
+            x_true, y = (part.contiguous() for part in oracle.samples.batch(range(first, first + COUNT)))
+            began = time.perf_counter()
+            lipschitz = float(self.foe.lipschitz(other, y.shape[1:])) + 1
+            z, _, _ = Published(y, other).hypergradient(x_true, y, torch.zeros_like(y), lipschitz, tol)
+            other = self.foe.project({name: value - alpha * z[name] for name, value in other.items()})
+            spent += time.perf_counter() - began
+            if k >= steps - 2 and self._quality(other, test, noisy_test) >= level - 0.005:
+                break
+        print(f"  {level:.2f} dB on the test images after {steps} steps; published style took {k + 1}")
+        self.report(
+            "training to a test PSNR", ours, spent, abs(self._quality(other, test, noisy_test) - level)
+        )
+
+    def _quality(self, theta: dict[str, Tensor], test: Tensor, noisy: Tensor) -> float:
+        lower = self.oracle.problem.at(join(regularizer=theta), test.shape[1:]).on(noisy)
+        return float(psnr(solve(MemoryGradient(), lower, lower.start(), 0.1).x, test).mean())
+
+    def roofline(self, repeats: int) -> None:
+        """One iteration of each solver against the time its two convolutions take at the speed of a matrix product."""
+        filters, channels, size, _ = self.theta["kernels"].shape
+        flops = 2 * 2 * COUNT * SIDE**2 * filters * channels * size**2
+        for name, solver in (("mm", MemoryGradient()), ("agd", AGD())):
+            with torch.no_grad():
+                state = solver.step(self.lower, solver.init(self.lower, self.lower.start()))
+                times = best_times({"step": lambda: solver.step(self.lower, state)}, 4 * repeats)  # noqa: B023
+            speed = gemm_speed()
+            ratio = times["step"] / (flops / speed)
+            verdict = "met" if ratio <= ROOFLINE else "missed"
+            row = {"what": f"roofline, {name}", "ours": times["step"], "gemm": flops / speed, "ratio": ratio}
+            self.rows.append(row | {"wanted": ROOFLINE, "verdict": verdict, "gemm_gflops": speed / 1e9})
+            print(
+                f"{'one iteration of ' + name:34}{1e3 * times['step']:10.1f} ms{1e3 * flops / speed:11.1f} ms"
+                f"{ratio:8.2f}×   wanted {ROOFLINE:4.1f}× at most  {verdict}  (products: {speed / 1e9:.0f} GFLOP/s)",
+                flush=True,
+            )
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def vector(theta: dict[str, Tensor]) -> Tensor:
+    return torch.cat([theta[name].flatten() for name in sorted(theta)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--slow", action="store_true", help="also train to a test PSNR with both")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", default="denoise-color", help="a trained Field of Experts")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    bench = Bench(options.model)
+    print(f"{COUNT} images of {SIDE}², {options.threads} threads, torch {torch.__version__}")
+    print(f"{'':34}{'bltoolbox':>13}{'published':>14}{'ratio':>9}")
+    bench.roofline(options.repeats)
+    bench.derivatives(2 * options.repeats)
+    bench.hypergradients(max(2, options.repeats // 2))
+    bench.training_step(max(2, options.repeats // 2))
+    if options.slow:
+        bench.training()
+    assert float(norms(bench.y).min()) > 0
+    if options.json:
+        options.json.write_text(json.dumps({"threads": options.threads, "rows": bench.rows}, indent=2) + "\n")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
