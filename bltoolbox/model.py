@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 import bltoolbox
-from bltoolbox.errors import BltError, MissingError, RecipeError, UsageError
+from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.evaluation import solve_cold
 from bltoolbox.interfaces import LowerSolver, Operator, Theta
 from bltoolbox.problem import Problem, split
+from bltoolbox.shipped_models import THETA_FILE as THETA_FILE
+from bltoolbox.shipped_models import find_model
 from bltoolbox.tensors import image_layout
 from bltoolbox.validation import Block
 
 if TYPE_CHECKING:
     from bltoolbox.recipe import Recipe
     from bltoolbox.registry import Registry
-
-THETA_FILE = "theta.safetensors"
 
 ImageLike = TypeVar("ImageLike", Tensor, np.ndarray)
 
@@ -135,7 +135,7 @@ class Model:
 
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
-        """From a θ file or a run directory."""
+        """From a run directory, a θ file or the name of a shipped model (``blt models``)."""
         from bltoolbox.assemble import pick_device
         from bltoolbox.recipe import recipe_from_dict
         from bltoolbox.registry import load_registry
@@ -192,13 +192,10 @@ def encode(theta: Theta, recipe: Recipe) -> bytes:
 
 
 def read_theta(source: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata of a θ file, or of the one in a run directory."""
+    """Tensors and metadata of a θ file, of the one in a run directory, or of a shipped model."""
     from safetensors import SafetensorError, safe_open
 
-    path = Path(source)
-    path = path / THETA_FILE if path.is_dir() else path
-    if not path.is_file():
-        raise MissingError(f"{path}: there is no such θ file")
+    path = find_model(source)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

@@ -60,6 +60,17 @@ def complete_shipped(incomplete: str) -> list[Word]:
 
 
 @_quietly
+def complete_model(incomplete: str) -> list[Word]:
+    """Shipped models, θ files and folders, which may be run directories."""
+    from bltoolbox.shipped_models import read_card, shipped_models
+
+    shipped = [name for name in shipped_models() if name.startswith(incomplete)]
+    return [(name, str(read_card(name).facts.get("summary", ""))) for name in shipped] + _files(
+        incomplete, (".safetensors",)
+    )
+
+
+@_quietly
 def complete_recipe(ctx: typer.Context, incomplete: str) -> list[Word]:
     """Recipes and YAML files first; once there is one, also override keys and what may stand behind their ``=``."""
     words = rejoin(ctx.params.get("arguments") or ())
@@ -161,8 +172,8 @@ def _name(value: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _files(incomplete: str) -> list[Word]:
-    """YAML files and the folders that may hold some."""
+def _files(incomplete: str, suffixes: Sequence[str] = (".yaml", ".yml")) -> list[Word]:
+    """Files of some suffixes, YAML by default, and the folders that may hold some."""
     folder, slash, begun = incomplete.rpartition("/")
     found: list[Word] = []
     for path in sorted(Path(folder + slash or ".").expanduser().iterdir()):
@@ -171,7 +182,7 @@ def _files(incomplete: str) -> list[Word]:
             continue
         if path.is_dir():
             found.append((f"{folder}{slash}{path.name}/", ""))
-        elif path.suffix in (".yaml", ".yml"):
+        elif path.suffix in suffixes:
             found.append((f"{folder}{slash}{path.name}", ""))
     return found
 

@@ -1,0 +1,251 @@
+"""``blt apply``: restore picture files with a trained model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say
+from bltoolbox.cli.completion import complete_model
+from bltoolbox.errors import UsageError
+
+if TYPE_CHECKING:
+    from bltoolbox.apply import Outcome
+    from bltoolbox.model import Model
+    from bltoolbox.picture_jobs import Job
+    from bltoolbox.registry import Registry
+    from bltoolbox.restore import Progress
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("apply")(apply)
+
+
+def apply(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run directory, a θ file or a shipped model's name (blt models).",
+            autocompletion=complete_model,
+        ),
+    ],
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="INPUT...", help="Pictures, folders of pictures, or patterns.")
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="A folder, or a file for one picture; beside the input if left out.",
+        ),
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S", help="Noise level: 25/255, 0.1, 25 (of 255) or auto; the model's if left out."
+        ),
+    ] = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="What the result should be, a file or a folder: prints PSNR and SSIM."
+        ),
+    ] = None,
+    operator: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another operator than the model was trained with.")
+    ] = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option(metavar="K", help="Its blur kernel: FILE.npy, a picture, or gaussian:SIGMA[:SIZE]."),
+    ] = None,
+    tol: Annotated[
+        float | None,
+        typer.Option(metavar="T", help="Root mean square distance to the exact minimiser; 1e-4."),
+    ] = None,
+    tile: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Side of the tiles of large pictures; 768.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace results that are there.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.")] = False,
+    as_json: Json = False,
+    plugin: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Restore pictures with a trained model.
+
+    For example: blt apply runs/denoise photo.jpg --noise auto, or blt apply runs/denoise "scans/*.tif" -o restored/
+
+    PNG, JPEG, TIFF and WebP of any size, gray or colour, with transparency, a palette, CMYK or 16 bits; a result has
+    the format, the bits, the mode and the metadata of its input, and is called <name>-restored. Pictures larger than a
+    tile are restored in overlapping tiles, in bounded memory and without seams.
+
+    A file that cannot be restored is reported and the others are done; the exit code is then 1. It is 2 if nothing was
+    done as all results exist already, and 4 if there is no such model or device.
+    """
+    from bltoolbox.kernels import parse_kernel
+    from bltoolbox.noise_level import parse_noise
+    from bltoolbox.picture_jobs import plan
+    from bltoolbox.shipped_models import find_model
+
+    find_model(model)
+    level = parse_noise(noise)
+    if tol is not None and not 0 < tol < 1:
+        raise UsageError(f"tol {tol:g} is no accuracy; give a number between 0 and 1")
+    options = parse_kernel(kernel) if kernel is not None else {}
+    if truth is not None and not truth.exists():
+        raise UsageError(f"there is no file or folder {truth} to compare with")
+    jobs, notes = plan(inputs, out, force)
+    if truth is not None and truth.is_file() and len(jobs) > 1:
+        raise UsageError(f"{truth} is one file, for {len(jobs)} pictures; name a folder")
+    if all(job.refused for job in jobs):
+        raise UsageError("; ".join(job.trouble for job in jobs))
+    registry = open_registry(plugin, warn=not as_json)
+    loaded = _load(model, device, operator, options, registry)
+    talk = not quiet and not as_json
+    if talk:
+        for note in [*notes, *_said(loaded, noise, level)]:
+            say(note)
+    outcomes = _restore_all(jobs, loaded, level, truth, tol, tile, talk)
+    failed = sum(one.error is not None for one in outcomes)
+    if as_json:
+        pictures = [one.as_dict() for one in outcomes]
+        print_json(
+            {"model": model, "restored": len(outcomes) - failed, "failed": failed, "pictures": pictures}
+        )
+    elif any(one.status == "restored" for one in outcomes):
+        _print_table(outcomes, truth is not None)
+    if failed:
+        say(f"{failed} of {len(outcomes)} pictures failed")
+        raise typer.Exit(1)
+
+
+def _load(
+    source: str, device: str, operator: str | None, options: dict[str, Any], registry: Registry
+) -> Model:
+    from bltoolbox.model import Model, replace_operator
+
+    model = Model.load(source, device=device, registry=registry)
+    if operator is None and not options:
+        return model
+    name = operator or "blur"
+    known = [one.name for one in registry.get("operator", name).signature().parameters]
+    if options and not set(options) <= set(known):
+        raise UsageError(f"operator {name!r} has no kernel")
+    if not options and "kernel" in known:
+        raise UsageError(
+            f"operator {name!r} needs a kernel: --kernel FILE.npy, a picture or gaussian:SIGMA[:SIZE]"
+        )
+    return replace_operator(model, {"name": name} | options, registry)
+
+
+def _said(model: Model, noise: str | None, level: float | str | None) -> Iterator[str]:
+    from bltoolbox.noise_level import show_noise
+
+    colours = "gray" if model.channels == 1 else "colour"
+    yield (
+        f"model: {model.recipe.regularizer.name} of {model.size} parameters, {colours}, operator"
+        f" {model.recipe.operator.name}, trained for noise {show_noise(model.recipe.noise)};"
+        f" on {next(iter(model.theta.values())).device}"
+    )
+    if isinstance(level, float) and noise is not None and "/" not in noise and float(noise) > 1:
+        yield f"noise {noise} is above 1, so it is taken as {show_noise(level)}"
+
+
+def _restore_all(
+    jobs: Sequence[Job],
+    model: Model,
+    noise: float | str | None,
+    truth: Path | None,
+    tol: float | None,
+    tile: int | None,
+    talk: bool,
+) -> list[Outcome]:
+    from bltoolbox.apply import apply_to
+    from bltoolbox.restore import Restorer
+
+    restorer = Restorer(model, tol=tol, tile=tile)
+    outcomes = []
+    with _bar(talk) as begin:
+        for number, job in enumerate(jobs):
+            progress = begin(f"{number + 1}/{len(jobs)} {job.source.name}")
+            outcome = apply_to(job, restorer, noise, truth, progress)
+            outcomes.append(outcome)
+            if talk and outcome.status == "restored":
+                say(_line(outcome))
+            if outcome.error is not None:
+                say(f"error: {outcome.error}")
+    return outcomes
+
+
+@contextlib.contextmanager
+def _bar(talk: bool) -> Iterator[Any]:
+    """On a terminal, a bar over the tiles of each picture."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )
+    with Bar(*columns, console=console, transient=True, disable=not talk or not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def begin(title: str) -> Progress:
+            bar.reset(task, total=1.0, description=title)
+            return lambda done, total: bar.update(task, completed=done / total)
+
+        yield begin
+
+
+def _line(outcome: Outcome) -> str:
+    from bltoolbox.noise_level import show_noise
+
+    assert outcome.noise is not None
+    how = " (estimated)" if outcome.noise_estimated else ""
+    facts = [f"noise {show_noise(outcome.noise)}{how}"]
+    if (outcome.tiles or 1) > 1:
+        facts.append(f"{outcome.tiles} tiles that overlap by {outcome.overlap} pixels")
+    return f"{outcome.input} → {outcome.output}: " + "; ".join([*facts, *outcome.notes])
+
+
+def _print_table(outcomes: Sequence[Outcome], compared: bool) -> None:
+    from bltoolbox.cli.tables import print_rows
+
+    heading = ["picture", "result", "size", "noise·255", "seconds"]
+    if compared:
+        heading += ["PSNR before", "PSNR", "SSIM before", "SSIM"]
+    rows = [heading]
+    for one in outcomes:
+        if one.status != "restored":
+            continue
+        row = [
+            one.input,
+            one.output,
+            f"{one.height}×{one.width}",
+            _number(None if one.noise is None else 255 * one.noise, ".1f"),
+            _number(one.seconds, ".1f"),
+        ]
+        if compared:
+            row += [_number(one.psnr_before, ".2f"), _number(one.psnr, ".2f")]
+            row += [_number(one.ssim_before, ".4f"), _number(one.ssim, ".4f")]
+        rows.append(row)
+    print_rows(rows, left=2)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

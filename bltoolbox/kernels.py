@@ -1,0 +1,58 @@
+"""Blur kernels as the command line takes them: a file, or a Gaussian. Without torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bltoolbox.errors import UsageError
+from bltoolbox.images import ImageError, read_image
+
+_GAUSSIAN = re.compile(r"gaussian:([0-9]*\.?[0-9]+)(?::([0-9]+))?")
+#: The largest kernel of a file, a side.
+_LARGEST = 255
+
+
+def parse_kernel(text: str) -> dict[str, Any]:
+    """Options of the operator: of ``gaussian:SIGMA[:SIZE]``, an .npy file or a picture, divided by its sum."""
+    if text.startswith("gaussian"):
+        found = _GAUSSIAN.fullmatch(text)
+        sigma = float(found[1]) if found else 0.0
+        if not found or sigma <= 0:
+            raise UsageError(f"kernel {text} is no Gaussian; write e.g. gaussian:2 or gaussian:2:13")
+        size = int(found[2]) if found[2] else 2 * math.ceil(3 * sigma) + 1
+        if not 0 < size <= _LARGEST:
+            raise UsageError(f"kernel {text} has a side of {size} pixels; give one from 1 to {_LARGEST}")
+        return {"sigma": sigma, "size": size}
+    matrix = _read(Path(text).expanduser())
+    if matrix.ndim != 2 or matrix.size == 0 or max(matrix.shape) > _LARGEST:
+        shape = "×".join(map(str, matrix.shape))
+        raise UsageError(
+            f"kernel {text} is {shape}; a kernel is a matrix of at most {_LARGEST} rows and columns"
+        )
+    total = float(matrix.sum())
+    if not (np.isfinite(matrix).all() and total > 1e-6 * float(np.abs(matrix).sum())):
+        raise UsageError(f"kernel {text} has no positive finite sum; a blur keeps the brightness")
+    return {"kernel": (matrix / total).tolist()}
+
+
+def _read(path: Path) -> NDArray[np.float64]:
+    if not path.is_file():
+        raise UsageError(f"there is no kernel file {path}")
+    if path.suffix.lower() != ".npy":
+        try:
+            return read_image(path, channels=1)[..., 0].astype(np.float64)
+        except ImageError as error:
+            raise UsageError(f"kernel {error}") from error
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"kernel {path} cannot be read as an .npy array") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "buif":
+        raise UsageError(f"kernel {path} holds no numbers")
+    return array.astype(np.float64)
