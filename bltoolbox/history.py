@@ -71,7 +71,7 @@ class RunHistory:
         if not is_run(path):
             raise UsageError(f"{path} is not a run directory: it has no {RECIPE_FILE}")
         notes: list[str] = []
-        recipe = _read_recipe(path, notes)
+        recipe = read_recipe(path, notes)
         status = read_status(path)
         if status is None:
             notes.append("status.json is missing or damaged")
@@ -302,7 +302,7 @@ def _state(path: Path, summary: Mapping[str, Any]) -> str:
     return "killed" if said == "running" and not is_locked(path) else said
 
 
-def _read_recipe(path: Path, notes: list[str]) -> dict[str, Any]:
+def read_recipe(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
         document = parse((path / RECIPE_FILE).read_bytes().decode("utf-8", "replace"), Spot(str(path)))
     except OSError:

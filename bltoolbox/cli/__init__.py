@@ -16,12 +16,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from bltoolbox.cli import (
-    apply,
     check,
     compare,
     components,
-    evaluate,
-    models,
     new_plugin,
     plugins,
     recipes,
@@ -29,6 +26,7 @@ from bltoolbox.cli import (
     run,
     schema,
     sweep,
+    watch,
 )
 from bltoolbox.cli.common import Debug, debugging, say
 from bltoolbox.errors import BltError, RecipeError
@@ -65,9 +63,7 @@ run.register(app)
 sweep.register(app)
 compare.register(app)
 report.register(app)
-apply.register(app)
-evaluate.register(app)
-models.register(app)
+watch.register(app)
 recipes.register(app)
 components.register(app)
 plugins.register(app)
