@@ -200,7 +200,7 @@ class TestMAID:
         theta = join(regularizer=initial(oracle.problem.regularizer))
         optimizer = MAID(step=0.1, tol=10.0, tighten=0.25, loosen=2.0)
         step = optimizer.step(theta, oracle.on(full_batch(oracle)), optimizer.init(theta))
-        count, tol = int(step.metrics["gradients"]), float(step.metrics["tol"])
+        count, tol = int(step.metrics["attempts"]), float(step.metrics["tol"])
         assert count > 1 and tol == pytest.approx(10 * 0.25 ** (count - 1))
         assert float(step.metrics["bound"]) <= 0.5 * float(step.metrics["gradient_norm"])
         assert step.state["tol"] == pytest.approx(2 * tol)

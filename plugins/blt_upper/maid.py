@@ -102,7 +102,7 @@ class MAID(UpperOptimizer):
         oracle.accept(value)
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient) | {
             "bound": result.bound or 0.0,
-            "gradients": gradients,
+            "attempts": gradients,
             "trials": tried,
             "decrease": result.value.lower - value.upper,
             "certified": int(value.certified),
