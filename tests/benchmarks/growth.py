@@ -1,0 +1,120 @@
+"""How the cost of a training step grows: not with the data set, linearly with pixels and with the batch.
+
+    python tests/benchmarks/growth.py --json growth.json --plot docs/images/growth.png
+
+The step is one of ISGD with a fixed number of iterations, so that time is compared and not difficulty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from timing import best_times
+from torch import Tensor
+
+from blt_regularizers.foe import FieldOfExperts
+from blt_solvers.mm import MemoryGradient
+from bltoolbox.interfaces import HypergradientEstimator
+from bltoolbox.oracle import BatchOracle
+from bltoolbox.problem import LowerLevel, UpperLoss, join
+from bltoolbox.results import Batch, Estimate
+from bltoolbox.testing import make_oracle, smooth_images
+
+SIZES = (64, 128, 256, 512, 1024)
+SIDES = (32, 48, 64, 96, 128, 192)
+BATCHES = (1, 2, 4, 8, 16, 32)
+ITERATIONS = 8
+
+
+def step(m: int, side: int, batch: int) -> BatchOracle:
+    """A batch of a problem with m images; its hypergradient takes ``ITERATIONS`` iterations a sample, twice."""
+    images = smooth_images(min(m, 32), (3, side, side)).float()
+    images = images.repeat(-(-m // len(images)), 1, 1, 1)[:m]
+    oracle = make_oracle(
+        images, FieldOfExperts(), MemoryGradient(), Truncated(), noise=0.1, dtype=torch.float32,
+        iteration_limit=ITERATIONS, strict=False,
+    )  # fmt: skip
+    return oracle.on(Batch(range(m - batch, m), [m / batch] * batch))
+
+
+class Truncated(HypergradientEstimator):
+    """As many Hessian products as iterations, whatever comes out."""
+
+    def estimate(
+        self,
+        lower: LowerLevel,
+        upper: UpperLoss,
+        x: Tensor,
+        weights: Tensor,
+        tol: Tensor,
+        warm: Tensor | None,
+    ) -> Estimate:
+        hessian, q = lower.linearize(x), upper.gradient(x)
+        for _ in range(ITERATIONS):
+            q = q - 1e-3 * hessian.hvp(q)
+        zeros = torch.zeros_like(tol)
+        return Estimate(lower.mixed(x, q, weights), q, zeros, zeros.long())
+
+
+def measure(cases: dict[int, BatchOracle], repeats: int) -> dict[int, float]:
+    theta = {
+        k: v.float() for k, v in join(regularizer=FieldOfExperts().init_params(3, torch.Generator())).items()
+    }
+    runs = {
+        str(key): lambda asked=asked: asked.hypergradient(theta, 1e-9, 1e9) for key, asked in cases.items()
+    }
+    times = best_times(runs, repeats)
+    return {key: times[str(key)] for key in cases}
+
+
+def draw(found: dict[str, dict[int, float]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    labels = {
+        "images": "images in the data set",
+        "pixels": "pixels of an image",
+        "batch": "images in a batch",
+    }
+    for axes, (name, times) in zip(figure.subplots(1, 3), found.items(), strict=True):
+        x = [key**2 if name == "pixels" else key for key in times]
+        y = [1e3 * value for value in times.values()]
+        axes.loglog(x, y, "o-", label="measured")
+        slope = [y[-1]] * len(x) if name == "images" else [y[-1] * one / x[-1] for one in x]
+        axes.loglog(x, slope, "--", color="gray", label="constant" if name == "images" else "linear")
+        axes.set_xlabel(labels[name])
+        axes.set_ylabel("ms a step")
+        axes.grid(True, which="both", alpha=0.2)
+        axes.legend()
+        axes.set_ylim(min(*y, *slope) / 1.6, max(*y, *slope) * 1.6)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=4)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found = {
+        "images": measure({m: step(m, 48, 16) for m in SIZES}, options.repeats),
+        "pixels": measure({side: step(4, side, 4) for side in SIDES}, options.repeats),
+        "batch": measure({size: step(32, 48, size) for size in BATCHES}, options.repeats),
+    }
+    for name, times in found.items():
+        print(name, "  ".join(f"{key}: {1e3 * value:.1f} ms" for key, value in times.items()))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    if options.plot:
+        draw(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()
