@@ -56,6 +56,9 @@ class Experiment:
     validation: Samples | None = None
     evaluation: Samples | None = None
     baseline: tuple[Problem, dict[str, Tensor]] | None = None
+    loggers: Sequence[Listener] = ()
+    #: Where the run is written, if anywhere.
+    run_dir: Path | None = None
 
     @property
     def problem(self) -> Problem:
@@ -79,7 +82,7 @@ class Experiment:
 
         With the ``content`` of a checkpoint (and the log ``history`` up to it) the run goes on from there.
         """
-        run = _Run(self, list(listeners), keeper)
+        run = _Run(self, [*listeners, *self.loggers], keeper)
         if content is not None:
             run.restore(content, history)
         return run.run()
@@ -96,6 +99,7 @@ class _Run:
         self.state = experiment.optimizer.init(self.theta)
         self.sampler_state = experiment.sampler_state
         self.steps = 0
+        self.resumed = False
         #: When it began, and how long the checks have taken, which no method is charged for.
         self.ranks = experiment.oracle.ranks
         self.began = self.ranks.now()
@@ -115,6 +119,8 @@ class _Run:
         self.experiment.oracle.before_call = self._stop_when_spent
         self.experiment.oracle.after_call = self._checkpoint_if_due
         self._tell("started", self.experiment)
+        if self.resumed:
+            self._tell("resumed", self.steps)
         try:
             self._train()
             seconds = self._seconds()
@@ -148,7 +154,7 @@ class _Run:
             "checking": self.checking,
             "cost": asdict(self.experiment.oracle.cost),
             "journal": self.experiment.oracle.journal.pack(),
-            "own": {"trials": self.experiment.oracle.journal.trials()},
+            "own": {"trials": trials} if (trials := self.experiment.oracle.journal.trials()) else None,
             "checks": self.checks,
             "best": self.best,
             "checked_at": self.checked_at,
@@ -161,6 +167,7 @@ class _Run:
 
     def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
         """Be where ``snapshot`` was taken. A run that ended because its budget was spent goes on if it has grown."""
+        self.resumed = True
         device = self.experiment.train.device
         self.theta = _on(device, content["theta"])
         self.state = _on(device, content["optimizer"])

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bltoolbox.launch import Place
+
 if TYPE_CHECKING:
     from bltoolbox.registry import Registry
 
@@ -60,6 +62,9 @@ class _Teller(logging.Handler):
 def _tell_warnings() -> None:
     """Let the person see what the toolbox warns of."""
     logger = logging.getLogger("bltoolbox")
+    if Place.here().rank:  # rank 0 says it
+        logger.addHandler(logging.NullHandler())
+        return
     if not any(isinstance(handler, _Teller) for handler in logger.handlers):
         logger.addHandler(_Teller())
 
@@ -85,7 +90,7 @@ def open_registry(files: Sequence[Path] | None, warn: bool = True) -> Registry:
 
     _tell_warnings()
     registry = load_registry(files or ())
-    if warn:
+    if warn and not Place.here().rank:
         for warning in registry.warnings():
             say(f"warning: {warning}")
     return registry

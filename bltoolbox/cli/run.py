@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,17 +11,38 @@ import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
 from bltoolbox.cli.completion import complete_recipe
+from bltoolbox.cli.processes import (
+    launch,
+    once,
+    passed_on,
+    refuse_nameless,
+    resume_command,
+    speaking_for_all,
+    to_launch,
+    was_restarted,
+)
 from bltoolbox.errors import UsageError
+from bltoolbox.launch import Place
 
 if TYPE_CHECKING:
     from bltoolbox.cli.progress import Log, Progress
     from bltoolbox.experiment import Experiment
     from bltoolbox.listeners import RunResult
+    from bltoolbox.ranks import Ranks
+    from bltoolbox.recipe import Recipe
+    from bltoolbox.registry import Registry
+    from bltoolbox.resume import Reopened
     from bltoolbox.run_dir import RunDirectory
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the summary.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every check on stderr.")]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc", metavar="N", min=1, help="As N processes that share the work; see docs/scale.md."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,6 +74,7 @@ def run(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")
     ] = False,
+    nproc: Processes = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -64,29 +85,40 @@ def run(
 
     For example: blt run denoise sampler.size=8 device=cpu
     """
+    from bltoolbox.recipe import load_recipe
+    from bltoolbox.resume import reopen
+
     sources, overrides = split_overrides(arguments)
     if len(sources) != 1:
         raise UsageError("blt run takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
     overrides += [
         f"{key}={value}" for key, value in (("device", device), ("seed", seed)) if value is not None
     ]
-    experiment = _assemble(sources[0], overrides, plugin)
-    if dry_run:
-        if as_json:
-            print_json(
-                {"recipe": experiment.recipe.to_dict(), "theta_size": experiment.model(experiment.theta).size}
-            )
-        else:
-            typer.echo(experiment.recipe.to_yaml(), nl=False)
-        return
-    from bltoolbox.run_dir import RunDirectory, fresh_directory
+    with speaking_for_all():
+        registry = open_registry(plugin)
+        recipe = load_recipe(sources[0], overrides, registry)
+        if dry_run:
+            _dry_run(_assemble(recipe, registry), as_json)
+            return
+        refuse_nameless(out)
+        if to_launch(nproc):
+            out = out or _fresh(recipe)
+            words = ["run", sources[0], *overrides, "--out", str(out)]
+            words += ["--overwrite"] if overwrite else []
+            launch([*words, *passed_on(quiet, verbose, as_json, debug, plugin)], nproc, out)
+        from bltoolbox.ranks import joined
 
-    directory = RunDirectory(
-        out or fresh_directory(Path("runs"), experiment.recipe.name), overwrite=overwrite
-    )
-    with _display(quiet or as_json, verbose) as display, _goodbye(directory):
-        result = directory.run(experiment, [display])
-    _show(result, as_json)
+        with joined() as ranks:
+            experiment = once(ranks, "recipe", lambda: _assemble(recipe, registry, ranks))
+            path = Path(ranks.gather("name", str(out or _fresh(recipe)))[0])
+            if was_restarted(ranks, path):
+                reopened = once(ranks, "reopening", lambda: reopen(path, (), registry, ranks))
+                _go_on(reopened, ranks, quiet, verbose, as_json)
+                return
+            directory = once(ranks, "directory", lambda: _directory(path, overwrite, ranks))
+            with _display(quiet or as_json, verbose) as display, _goodbye(directory, ranks):
+                result = directory.run(experiment, [display])
+            _show(result, as_json, ranks)
 
 
 def resume(
@@ -94,6 +126,7 @@ def resume(
         list[str],
         typer.Argument(metavar="RUN_DIR [KEY=VALUE]...", help="A run directory; only budgets may grow."),
     ],
+    nproc: Processes = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -111,20 +144,43 @@ def resume(
         raise UsageError(
             "blt resume takes one run directory" + (f", got {', '.join(sources)}" if sources else "")
         )
-    reopened = reopen(Path(sources[0]), overrides, open_registry(plugin))
+    path = Path(sources[0])
+    if to_launch(nproc):
+        words = ["resume", str(path), *overrides, *passed_on(quiet, verbose, as_json, debug, plugin)]
+        launch(words, nproc, path)
+    with speaking_for_all():
+        registry = open_registry(plugin)
+        from bltoolbox.ranks import joined
+
+        with joined() as ranks:
+            reopened = once(ranks, "reopening", lambda: reopen(path, overrides, registry, ranks))
+            _go_on(reopened, ranks, quiet, verbose, as_json)
+
+
+def _go_on(reopened: Reopened, ranks: Ranks, quiet: bool, verbose: bool, as_json: bool) -> None:
     if reopened.summary is not None:
-        say(
-            f"{reopened.directory.path} is finished: {reopened.summary['status']}; let its budget grow to go on"
-        )
-        if as_json:
-            print_json(reopened.summary)
+        if ranks.first:
+            path, status = reopened.directory.path, reopened.summary["status"]
+            say(f"{path} is finished: {status}; let its budget grow to go on")
+            if as_json:
+                print_json(reopened.summary)
         return
-    with _display(quiet or as_json, verbose) as display, _goodbye(reopened.directory):
+    with _display(quiet or as_json, verbose) as display, _goodbye(reopened.directory, ranks):
         result = reopened.directory.resume(reopened.experiment, [display])
-    _show(result, as_json)
+    _show(result, as_json, ranks)
 
 
-def _show(result: RunResult, as_json: bool) -> None:
+def _dry_run(experiment: Experiment, as_json: bool) -> None:
+    if as_json:
+        size = experiment.model(experiment.theta).size
+        print_json({"recipe": experiment.recipe.to_dict(), "theta_size": size})
+    else:
+        typer.echo(experiment.recipe.to_yaml(), nl=False)
+
+
+def _show(result: RunResult, as_json: bool, ranks: Ranks) -> None:
+    if not ranks.first:
+        return
     if as_json:
         print_json(result.as_dict())
         return
@@ -133,30 +189,45 @@ def _show(result: RunResult, as_json: bool) -> None:
     print_summary(result)
 
 
-def _assemble(source: str, overrides: Sequence[str], plugin: Sequence[Path] | None) -> Experiment:
-    from bltoolbox.recipe import load_recipe
-
-    registry = open_registry(plugin)
-    recipe = load_recipe(source, overrides, registry)
+def _assemble(recipe: Recipe, registry: Registry, ranks: Ranks | None = None) -> Experiment:
     from bltoolbox.assemble import assemble
+    from bltoolbox.ranks import ALONE
 
-    return assemble(recipe, registry)
+    return assemble(recipe, registry, ranks or ALONE)
+
+
+def _fresh(recipe: Recipe) -> Path:
+    from bltoolbox.run_dir import fresh_directory
+
+    return fresh_directory(Path("runs"), recipe.name)
+
+
+def _directory(path: Path, overwrite: bool, ranks: Ranks) -> RunDirectory:
+    """What a start that torchrun repeats left behind may be written over: there is no checkpoint in it."""
+    from bltoolbox.run_dir import RunDirectory
+
+    return RunDirectory(path, overwrite=overwrite or Place.here().restarts > 0, ranks=ranks)
 
 
 def _display(quiet: bool, verbose: bool) -> Log | Progress:
     from bltoolbox.cli.progress import Log, Progress
 
-    return Log() if verbose else Progress(quiet=quiet)
+    return Log() if verbose else Progress(quiet=quiet or Place.here().rank > 0)
 
 
 @contextlib.contextmanager
-def _goodbye(directory: RunDirectory) -> Iterator[None]:
-    """An interrupted run has written a checkpoint; say how to go on, and exit with 130 or 143."""
+def _goodbye(directory: RunDirectory, ranks: Ranks) -> Iterator[None]:
+    """A run that stopped can be taken up again: say how. An interrupted one exits with 130 or 143."""
     from bltoolbox.interrupts import Interrupted, handled
+    from bltoolbox.ranks import RankLost
 
+    command = resume_command(directory.path, ranks.size)
     try:
         with handled():
             yield
     except Interrupted as stop:
-        say(f"interrupted; go on with: blt resume {shlex.quote(str(directory.path))}")
+        if ranks.first:
+            say(f"interrupted; go on with: {command}")
         raise typer.Exit(stop.exit_code) from None
+    except RankLost as error:
+        raise RankLost(f"{error}; go on from the last checkpoint with: {command}") from error

@@ -1,0 +1,103 @@
+"""What ``blt run`` and ``blt resume`` need to be several processes: starting them, and being one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import typer
+
+from bltoolbox.cli.common import debugging, say
+from bltoolbox.errors import BltError, UsageError
+from bltoolbox.launch import Launcher, Place
+
+if TYPE_CHECKING:
+    from bltoolbox.ranks import Ranks
+
+T = TypeVar("T")
+
+
+def to_launch(nproc: int | None) -> bool:
+    """Whether this process starts others, rather than doing the work."""
+    if nproc is not None and Place.here().size > 1:
+        raise UsageError(f"this is already one of {Place.here().size} processes; leave --nproc out")
+    return nproc is not None and nproc > 1
+
+
+def launch(words: Sequence[str], count: int | None, directory: Path) -> NoReturn:
+    """Be ``count`` processes, and end as they do."""
+    launcher = Launcher(words, count or 1)
+    code = launcher.run()
+    killed = launcher.killed()
+    if killed and not launcher.signals:
+        said = ", ".join(
+            f"rank {rank} (process {launcher.processes[rank].pid}) was killed by {name}"
+            for rank, name in killed.items()
+        )
+        hint = " (out of memory?)" if "SIGKILL" in killed.values() else ""
+        has_one = any((directory / "checkpoints").glob("state-*.ckpt"))
+        onwards = (
+            f"go on from the last checkpoint with: {resume_command(directory, count or 1)}"
+            if has_one
+            else "there is no checkpoint yet: run it anew, with --overwrite"
+        )
+        say(f"error: {said}{hint}; the run stopped; {onwards}")
+    raise typer.Exit(code)
+
+
+def passed_on(
+    quiet: bool, verbose: bool, as_json: bool, debug: bool, plugin: Sequence[Path] | None
+) -> list[str]:
+    """The flags that a process gets from the one that starts it."""
+    flags = {"--quiet": quiet, "--verbose": verbose, "--json": as_json, "--debug": debug or debugging()}
+    files = [word for file in plugin or () for word in ("--plugin", str(file))]
+    return [name for name, on in flags.items() if on] + files
+
+
+def resume_command(path: Path, size: int) -> str:
+    """What a person types to go on."""
+    return f"blt resume {shlex.quote(str(path))}" + (f" --nproc {size}" if size > 1 else "")
+
+
+@contextlib.contextmanager
+def speaking_for_all() -> Iterator[None]:
+    """Rank 0 says what went wrong; another rank only what rank 0 cannot know."""
+    place = Place.here()
+    try:
+        yield
+    except Exception as error:
+        if place.rank == 0 or isinstance(error, typer.Exit):
+            raise
+        if debugging() or not getattr(error, "told", False):
+            say(f"rank {place.rank}: error: {error}")
+        raise typer.Exit(error.exit_code if isinstance(error, BltError) else 1) from error
+
+
+def once(ranks: Ranks, at: str, work: Callable[[], T]) -> T:
+    """Do ``work`` on every rank, or on none."""
+    found: list[T] = []
+
+    def do() -> None:
+        found.append(work())
+
+    ranks.each(at, do)
+    return found[0]
+
+
+def was_restarted(ranks: Ranks, path: Path) -> bool:
+    """Whether torchrun has started these processes again, and there is something to go on from."""
+    place = Place.here()
+    if place.restarts == 0:
+        return False
+    usable = (path / "resolved.yaml").is_file() and any((path / "checkpoints").glob("state-*.ckpt"))
+    return bool(ranks.gather("restarted", usable)[0])
+
+
+def refuse_nameless(out: Path | None) -> None:
+    """A run that torchrun may start again must know where it was."""
+    if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") or 0) > 0:
+        raise UsageError("give a run directory with -o, so that a restart by torchrun finds what was there")

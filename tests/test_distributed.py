@@ -1,0 +1,627 @@
+"""One run on several processes: the same result as on one, whatever happens to one of them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import BLT
+from helpers import flat, relative_error
+
+from bltoolbox import files, resume, run
+from bltoolbox.assemble import assemble, pick_device
+from bltoolbox.errors import BltError, MissingError, NumericalError, UsageError
+from bltoolbox.experiment import Experiment
+from bltoolbox.interrupts import Interrupted, handled
+from bltoolbox.launch import Launcher, Place
+from bltoolbox.listeners import Listener
+from bltoolbox.model import read_theta
+from bltoolbox.oracle import BilevelOracle
+from bltoolbox.ranks import ALONE, Group, RankFailed, RankLost, Ranks
+from bltoolbox.recipe import Recipe, recipe_from_dict
+from bltoolbox.results import Batch
+from bltoolbox.run_dir import RunDirectory
+from bltoolbox.share import assign, divide
+
+FORK = multiprocessing.get_context("fork")
+#: Seconds after which processes that wait for each other have failed.
+PATIENCE = 120.0
+
+METHODS: dict[str, dict[str, object]] = {
+    "isgd": {"upper_optimizer": {"name": "isgd", "step": 5e-3, "tol": 0.1}, "sampler": {"size": 4}},
+    "maid": {"upper_optimizer": {"name": "maid", "step": 1e-2, "tol": 0.05}, "sampler": {"name": "full"}},
+    "iadam": {
+        "upper_optimizer": {"name": "iadam", "step": 1e-2, "tol": 0.1},
+        "sampler": {"name": "nice", "size": 5},
+    },
+}
+
+
+def recipe(method: str, steps: int = 20, every: float = 60.0, **changes: object) -> Recipe:
+    settings = {
+        "data": {"name": "dead-leaves", "count": 12, "size": 16},
+        "evaluation": {"name": "dead-leaves", "count": 5, "size": 16, "seed": 7},
+        "dtype": "float64",
+        "regularizer": {"name": "foe", "filters": 3, "kernel_size": 3},
+        "lower_solver": "mm",
+        "validation": {"count": 2, "checks": 4},
+        "checkpoint": {"every": every},
+        "certificates": {"every": 3},
+        "chunk": 3,
+        "budget": {"steps": steps},
+    }
+    return recipe_from_dict(settings | METHODS[method] | changes)
+
+
+class Processes:
+    """Ranks as forked processes, each of which writes down what became of it."""
+
+    def __init__(self, folder: Path, size: int, work: Callable[[Ranks], Any]) -> None:
+        self.folder = folder / f"ranks-{time.monotonic_ns()}"
+        self.folder.mkdir()
+        self.size, self.work = size, work
+        self.children = [FORK.Process(target=self._be, args=(rank,)) for rank in range(size)]
+        for child in self.children:
+            child.start()
+
+    def _be(self, rank: int) -> None:
+        torch.set_num_threads(1)
+        try:
+            with handled():
+                ranks = Group(Place(rank, self.size, rank), f"file://{self.folder}/meet")
+                told = ["fine", self.work(ranks)]
+        except BaseException as error:
+            told = [type(error).__name__, str(error)]
+        (self.folder / f"{rank}.json").write_text(json.dumps(told))
+
+    def wait(self) -> list[list[Any]]:
+        """What became of each; whoever was killed told nothing."""
+        end = time.monotonic() + PATIENCE
+        for child in self.children:
+            child.join(max(0.0, end - time.monotonic()))
+        hung = [child for child in self.children if child.is_alive()]
+        for child in hung:
+            child.kill()
+            child.join()
+        assert not hung, "the ranks wait for each other"
+        files = [self.folder / f"{rank}.json" for rank in range(self.size)]
+        return [json.loads(file.read_text()) if file.exists() else ["killed", ""] for file in files]
+
+
+def on_ranks(folder: Path, size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+    """What ``work`` returned on each rank."""
+    ends = Processes(folder, size, work).wait()
+    assert [kind for kind, _ in ends] == ["fine"] * size, ends
+    return [result for _, result in ends]
+
+
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than the runs, and have tests of their own."""
+    monkeypatch.setattr("bltoolbox.figures.draw", lambda result, folder: None)
+    monkeypatch.setattr(RunDirectory, "_report", lambda self, result: None)
+
+
+def run_on(folder: Path, size: int, one: Recipe, out: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        run(one, out=out, ranks=ranks)
+
+    on_ranks(folder, size, work)
+
+
+def resume_on(folder: Path, size: int, out: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        resume(out, ranks=ranks)
+
+    on_ranks(folder, size, work)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_close(one: Path, other: Path, *, apart: Sequence[str] = ()) -> None:
+    """θ to 1e-12, every log to rounding, the ledger exactly."""
+    for name in ("theta.safetensors", "checkpoints/last.safetensors", "checkpoints/best.safetensors"):
+        assert relative_error(read_theta(other / name)[0], read_theta(one / name)[0]) < 1e-12
+    for name in ("metrics.jsonl", "checks.jsonl"):
+        mine, theirs = lines(one / name), lines(other / name)
+        assert len(mine) == len(theirs)
+        for a, b in zip(mine, theirs, strict=True):
+            assert a.keys() == b.keys()
+            for key in a.keys() - set(apart):
+                if isinstance(a[key], float):
+                    assert b[key] == pytest.approx(a[key], rel=1e-8, abs=1e-12), key
+                else:
+                    assert b[key] == a[key], key
+    status = [json.loads((path / "status.json").read_text()) for path in (one, other)]
+    for key in ("psnr_after", "psnr_initial", "psnr_before", "psnr_validation"):
+        assert status[1][key] == pytest.approx(status[0][key], abs=1e-9)
+    assert status[0]["evaluation_iterations"] == status[1]["evaluation_iterations"]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Bit for bit."""
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    for name in ("theta.safetensors", "checkpoints/best.safetensors", "checkpoints/last.safetensors"):
+        assert torch.equal(flat(read_theta(one / name)[0]), flat(read_theta(other / name)[0]))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The same runs on one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bltoolbox.figures.draw", lambda result, folder: None)
+        patch.setattr(RunDirectory, "_report", lambda self, result: None)
+        for method in METHODS:
+            run(recipe(method), out=folder / method)
+    return {method: folder / method for method in METHODS}
+
+
+class TestShares:
+    @pytest.mark.parametrize("size", [2, 3, 5, 64])
+    def test_everyone_gets_as_much_and_as_few_samples_travel_as_can_be(self, size: int) -> None:
+        chance = random.Random(size)
+        for count in (0, 1, size - 1, size, 3 * size + 1, 200):
+            ids = chance.sample(range(1000), count)
+            workers = assign(ids, size)
+            shares = torch.bincount(workers, minlength=size)
+            assert shares.max() - shares.min() <= 1
+            present = torch.bincount(torch.tensor(ids, dtype=torch.long) % size, minlength=size)
+            needed = int((present - shares).clamp_min(0).sum())
+            assert int((workers != torch.tensor(ids, dtype=torch.long) % size).sum()) == needed
+            assert torch.equal(workers, assign(ids, size))
+
+    @pytest.mark.parametrize("m", [1, 7, 12, 100])
+    def test_nothing_travels_for_a_full_batch(self, m: int) -> None:
+        for size in (2, 3, 8):
+            places = []
+            for rank in range(size):
+                ranks = Ranks()
+                ranks.rank, ranks.size = rank, size
+                share = divide(range(m), ranks)
+                assert not share.travels and not share.lent and not share.guests
+                places += share.positions
+            assert sorted(places) == list(range(m))
+
+
+class TestTheSameResult:
+    @pytest.mark.parametrize("size", [2, 3])
+    @pytest.mark.parametrize("method", ["isgd", "maid"])
+    def test_on_any_number_of_ranks(
+        self, method: str, size: int, alone: Mapping[str, Path], tmp_path: Path
+    ) -> None:
+        out = tmp_path / "run"
+        run_on(tmp_path, size, recipe(method), out)
+        assert_close(alone[method], out)
+        assert json.loads((out / "env.json").read_text())["ranks"] == size
+
+    def test_rank_0_has_the_images_that_are_drawn(self, tmp_path: Path) -> None:
+        def work(ranks: Ranks) -> list[Any]:
+            found = run(recipe("isgd", 1), ranks=ranks).evaluation
+            assert found is not None
+            shown = [
+                one.x_true.sum().item() + one.start.sum().item() + one.x.sum().item() for one in found.images
+            ]
+            return [shown, found.after, found.labels]
+
+        expected, (first, *others) = work(ALONE), on_ranks(tmp_path, 3, work)
+        assert first[0] == pytest.approx(expected[0], rel=1e-9) and len(first[0]) == 4
+        for one in (first, *others):
+            assert one[1] == pytest.approx(expected[1], abs=1e-9) and one[2] == expected[2]
+
+    def test_with_a_sampler_that_mixes_warm_and_cold_samples(
+        self, alone: Mapping[str, Path], tmp_path: Path
+    ) -> None:
+        """A chunk with one warm sample takes a product for its cold ones as well, so that count depends on chunks."""
+        run_on(tmp_path, 2, recipe("iadam"), tmp_path / "run")
+        assert_close(alone["iadam"], tmp_path / "run", apart=["hessian_products"])
+
+    def test_where_the_batch_is_smaller_than_the_number_of_ranks(self, tmp_path: Path) -> None:
+        small = recipe("isgd", 6, sampler={"size": 2})
+        run(small, out=tmp_path / "alone")
+        run_on(tmp_path, 3, small, tmp_path / "run")
+        assert_close(tmp_path / "alone", tmp_path / "run")
+
+    def test_with_empty_batches(self, tmp_path: Path) -> None:
+        sparse = recipe("isgd", 8, sampler={"name": "independent", "size": 1})
+        run(sparse, out=tmp_path / "alone")
+        run_on(tmp_path, 2, sparse, tmp_path / "run")
+        assert_close(tmp_path / "alone", tmp_path / "run", apart=["hessian_products"])
+        assert 0 in [line["batch"] for line in lines(tmp_path / "run" / "metrics.jsonl")]
+
+    def test_trial_solutions_of_guests_become_warm_starts_at_home(self, tmp_path: Path) -> None:
+        ids = [0, 2, 4, 6, 3]  # four live on rank 0 of two, one on rank 1
+
+        def work(ranks: Ranks) -> list[Any]:
+            oracle = assemble(recipe("isgd"), ranks=ranks).oracle
+            theta = assemble(recipe("isgd")).theta
+            batch = oracle.on(Batch(ids, [2.0] * len(ids)))
+            batch.hypergradient(theta, 0.1, 0.1)
+            value = batch.value({name: one + 0.01 for name, one in theta.items()}, 0.01)
+            batch.accept(value)
+            held = {
+                i: oracle.solutions.lend([i], torch.empty(0, 3, 16, 16, dtype=torch.float64)) for i in ids
+            }
+            rows = {i: row.flatten().tolist() for i, (known, row) in held.items() if oracle.solutions.owns(i)}
+            return [value.value, value.lower, value.upper, rows]
+
+        (expected,) = [work(ALONE)]
+        found = on_ranks(tmp_path, 2, work)
+        assert found[0][:3] == found[1][:3] == pytest.approx(expected[:3], rel=1e-12)
+        assert set(found[0][3]) == {"0", "2", "4", "6"} and set(found[1][3]) == {"3"}
+        for part in found:
+            for i, row in part[3].items():
+                assert row == pytest.approx(expected[3][int(i)], abs=1e-12)
+
+    def test_only_rank_0_writes_but_for_its_own_part_of_checkpoints(self, tmp_path: Path) -> None:
+        def work(ranks: Ranks) -> list[str]:
+            written: list[str] = []
+            plain = files.write_bytes
+
+            def write(path: Path, content: bytes) -> None:
+                written.append(path.name)
+                plain(path, content)
+
+            for module in ("files", "checkpoint", "run_dir"):
+                sys.modules[f"bltoolbox.{module}"].write_bytes = write  # type: ignore[attr-defined]
+            heard = Recorder()
+            run(recipe("isgd", 3, every=0.0), out=tmp_path / "run", ranks=ranks, listeners=[heard])
+            return [*written, *heard.events]
+
+        first, second = on_ranks(tmp_path, 2, work)
+        assert "theta.safetensors" in first and "finished" in first
+        assert second and all("-1of2.ckpt" in name for name in second)
+
+
+class Recorder(Listener):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def started(self, experiment: Experiment) -> None:
+        self.events.append("started")
+
+    def finished(self, result: object) -> None:
+        self.events.append("finished")
+
+
+def spoil(
+    experiment: Experiment, error: BaseException | int, sample: int = 5, calls: Sequence[int] = (3,)
+) -> None:
+    """Whoever solves ``sample`` meets an error, or gets a signal, in some of the oracle's calls."""
+    oracle, count = experiment.oracle, [0]
+    ask, solve = oracle.ask, oracle.solve
+
+    def counted(question: str, compute: Callable[[], Any]) -> Any:
+        count[0] += 1
+        return ask(question, compute)
+
+    def spoiled(chunk: Any, tol: float) -> Any:
+        if sample in chunk.samples and count[0] in calls:
+            if isinstance(error, int):
+                os.kill(os.getpid(), error)
+                time.sleep(5)
+            else:
+                raise error
+        return solve(chunk, tol)
+
+    oracle.ask, oracle.solve = counted, spoiled  # type: ignore[method-assign, assignment]
+
+
+class TestFailures:
+    @pytest.mark.parametrize("policy", ["stop", "shrink-step", "skip-batch"])
+    def test_what_fails_numerically_on_one_rank_is_recovered_from_by_all(
+        self, policy: str, tmp_path: Path
+    ) -> None:
+        one, calls = recipe("isgd", 8, on_divergence=policy), [3, 4, 7]
+
+        def work(ranks: Ranks, out: Path) -> None:
+            experiment = assemble(one, ranks=ranks)
+            batch, _ = experiment.sampler.next({"m": 10, "seed": 0, "epoch": 0, "position": 8})
+            spoil(experiment, NumericalError("no sample like this"), batch.ids[0], calls)
+            RunDirectory(out, ranks=ranks).run(experiment)
+
+        if policy == "stop":
+            with pytest.raises(NumericalError, match="step 3: no sample like this"):
+                work(ALONE, tmp_path / "alone")
+            ends = Processes(tmp_path, 3, lambda ranks: work(ranks, tmp_path / "run")).wait()
+            assert ends == [["NumericalError", "step 3: no sample like this"]] * 3
+            assert "failed: step 3" in (tmp_path / "run" / "status.json").read_text()
+            return
+        work(ALONE, tmp_path / "alone")
+        on_ranks(tmp_path, 3, lambda ranks: work(ranks, tmp_path / "run"))
+        assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["recoveries"] >= 1
+        assert_close(tmp_path / "alone", tmp_path / "run", apart=["hessian_products"])
+
+    def test_any_other_error_on_one_rank_ends_all_with_its_words(self, tmp_path: Path) -> None:
+        def work(ranks: Ranks) -> None:
+            experiment = assemble(recipe("maid", 4), ranks=ranks)
+            spoil(experiment, MissingError("the disk with image 5 is gone"))
+            RunDirectory(tmp_path / "run", ranks=ranks).run(experiment)
+
+        ends = Processes(tmp_path, 2, work).wait()
+        assert ends == [
+            ["RankFailed", "rank 1: the disk with image 5 is gone"],
+            ["MissingError", "the disk with image 5 is gone"],
+        ]
+        assert "rank 1: the disk" in (tmp_path / "run" / "status.json").read_text()
+        resume_on(tmp_path, 2, tmp_path / "run")
+
+    def test_what_fails_on_rank_0_between_two_calls_ends_all(self, tmp_path: Path) -> None:
+        class Full(Listener):
+            def stepped(self, record: object, seconds: float, fraction: float) -> None:
+                raise RuntimeError("no room for another line")
+
+        def work(ranks: Ranks) -> None:
+            run(recipe("isgd", 4), out=tmp_path / "run", ranks=ranks, listeners=[Full()])
+
+        ends = Processes(tmp_path, 3, work).wait()
+        assert ends[0] == ["RuntimeError", "no room for another line"]
+        assert ends[1:] == [["RankFailed", "rank 0: RuntimeError: no room for another line"]] * 2
+
+    def test_a_directory_that_rank_0_refuses_is_refused_by_all(self, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "precious").write_text("mine")
+
+        def work(ranks: Ranks) -> None:
+            experiment = assemble(recipe("isgd", 2), ranks=ranks)
+            ranks.each("directory", lambda: RunDirectory(tmp_path / "run", ranks=ranks) and None)
+            RunDirectory(tmp_path / "run", ranks=ranks).run(experiment)
+
+        ends = Processes(tmp_path, 2, work).wait()
+        assert ends[0][0] == "UsageError" and ends[1][0] == "RankFailed" and "not empty" in ends[1][1]
+
+    def test_ranks_that_are_asked_about_different_θ_are_out_of_step(self, tmp_path: Path) -> None:
+        def work(ranks: Ranks) -> None:
+            oracle = assemble(recipe("maid"), ranks=ranks).oracle
+            theta = {k: v + 1e-15 * ranks.rank for k, v in assemble(recipe("maid")).theta.items()}
+            oracle.on(Batch(range(10), [1.0] * 10)).value(theta, 0.1)
+
+        ends = Processes(tmp_path, 2, work).wait()
+        assert all(kind == "RankFailed" and "out of step" in said for kind, said in ends)
+
+    def test_rank_0_s_clock_decides_when_the_budget_is_spent(self, tmp_path: Path) -> None:
+        def work(ranks: Ranks) -> int:
+            if ranks.rank:
+                plain = time.perf_counter
+                time.perf_counter = lambda: 1e6 + 10 * plain()
+            return run(recipe("isgd", budget={"seconds": 1.0}), ranks=ranks).steps
+
+        first, second = on_ranks(tmp_path, 2, work)
+        assert first == second > 0
+
+
+class TestInterruptions:
+    @pytest.mark.parametrize("method", ["isgd", "maid"])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_to_one_rank_stops_all_at_the_same_call(
+        self, method: str, number: signal.Signals, tmp_path: Path
+    ) -> None:
+        one, whole, stopped = recipe(method, 8), tmp_path / "whole", tmp_path / "stopped"
+
+        def work(ranks: Ranks) -> None:
+            experiment = assemble(one, ranks=ranks)
+            spoil(experiment, int(number), calls=range(6, 9))
+            RunDirectory(stopped, ranks=ranks).run(experiment)
+
+        assert Processes(tmp_path, 2, work).wait() == [["Interrupted", number.name]] * 2
+        assert json.loads((stopped / "status.json").read_text())["status"] == "interrupted"
+        resume_on(tmp_path, 2, stopped)
+        run_on(tmp_path, 2, one, whole)
+        assert_same(whole, stopped)
+
+    @pytest.mark.parametrize("sizes", [(2, 3), (3, 1), (1, 2)])
+    @pytest.mark.parametrize("method", ["isgd", "maid"])
+    def test_it_goes_on_on_another_number_of_ranks(
+        self, method: str, sizes: tuple[int, int], alone: Mapping[str, Path], tmp_path: Path
+    ) -> None:
+        """MAID is stopped between two values of a line search, whose solutions lie with different ranks."""
+        out = tmp_path / "run"
+
+        def work(ranks: Ranks) -> None:
+            experiment = assemble(recipe(method), ranks=ranks)
+            spoil(experiment, int(signal.SIGTERM), calls=range(9, 12))
+            RunDirectory(out, ranks=ranks).run(experiment)
+
+        before, after = sizes
+        if before == 1:
+            with handled(), pytest.raises(Interrupted):
+                work(ALONE)
+        else:
+            assert Processes(tmp_path, before, work).wait()[0][0] == "Interrupted"
+        if after == 1:
+            resume(out)
+        else:
+            resume_on(tmp_path, after, out)
+        assert_close(alone[method], out, apart=["hessian_products"])
+
+    @pytest.mark.parametrize("method", ["isgd", "maid"])
+    def test_a_rank_killed_again_and_again_leaves_no_trace(self, method: str, tmp_path: Path) -> None:
+        one, whole, killed = recipe(method, 12, every=0.0), tmp_path / "whole", tmp_path / "killed"
+        run_on(tmp_path, 2, recipe(method, 12), whole)
+        chance = random.Random(method)
+        for _ in range(4):
+            before = manifests(killed)
+
+            def work(ranks: Ranks, known: bool = bool(before)) -> None:
+                if known:
+                    resume(killed, ranks=ranks)
+                else:
+                    run(one, out=killed, ranks=ranks)
+
+            group = Processes(tmp_path, 2, work)
+            victim = chance.randrange(2)
+            end = time.monotonic() + PATIENCE
+            while time.monotonic() < end and len(set(manifests(killed)) - set(before)) < 2:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 0.05))
+            group.children[victim].kill()
+            ends = group.wait()
+            assert ends[victim][0] == "killed" and ends[1 - victim][0] in ("RankLost", "fine")
+        if not json.loads((killed / "status.json").read_text()).get("finished"):
+            resume_on(tmp_path, 2, killed)
+        assert_same(whole, killed)
+
+
+def manifests(path: Path) -> list[str]:
+    return sorted(file.name for file in (path / "checkpoints").glob("state-*.ckpt")) if path.exists() else []
+
+
+class TestCommands:
+    def test_a_killed_rank_is_named_and_the_run_can_be_taken_up(self, tmp_path: Path) -> None:
+        file, whole, killed = tmp_path / "recipe.yaml", tmp_path / "whole", tmp_path / "killed"
+        file.write_text(recipe("isgd", 60, every=0.0).to_yaml())
+        process = subprocess.Popen(
+            [*BLT, "run", str(file), "-o", str(killed), "--nproc", "2"], stderr=subprocess.PIPE, text=True
+        )
+        victim = wait_for_ranks(process, killed)[1]
+        os.kill(victim, signal.SIGKILL)
+        _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 1
+        assert f"rank 1 (process {victim}) was killed by SIGKILL" in said
+        assert f"blt resume {killed} --nproc 2" in said and "Traceback" not in said
+        again = subprocess.run(
+            [*BLT, "resume", str(killed), "--nproc", "2", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert again.returncode == 0, again.stderr
+        assert json.loads(again.stdout)["steps"] == 60
+        run_on(tmp_path, 2, recipe("isgd", 60), whole)
+        assert_same(whole, killed)
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_signal_to_the_command_stops_all_with_a_checkpoint(
+        self, number: signal.Signals, code: int, tmp_path: Path
+    ) -> None:
+        file, out = tmp_path / "recipe.yaml", tmp_path / "run"
+        file.write_text(recipe("isgd", 10_000).to_yaml())
+        process = subprocess.Popen(
+            [*BLT, "run", str(file), "-o", str(out), "--nproc", "2"], stderr=subprocess.PIPE, text=True
+        )
+        ranks = wait_for_ranks(process, out, "metrics.jsonl")
+        process.send_signal(number)
+        _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode == code
+        assert said.strip() == f"interrupted; go on with: blt resume {out} --nproc 2"
+        assert manifests(out) and not any(alive(pid) for pid in ranks)
+
+    def test_torchrun_takes_a_run_up_again(self, tmp_path: Path) -> None:
+        file, whole, out = tmp_path / "recipe.yaml", tmp_path / "whole", tmp_path / "run"
+        file.write_text(recipe("isgd", 60, every=0.0).to_yaml())
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        process = subprocess.Popen(
+            [*torchrun, "--max-restarts=1", "-m", "bltoolbox", "run", str(file), "-o", str(out)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.kill(wait_for_ranks(process, out)[1], signal.SIGKILL)
+        _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, said
+        run_on(tmp_path, 2, recipe("isgd", 60), whole)
+        assert_same(whole, out)
+
+    def test_a_recipe_that_is_wrong_is_refused_once(self, tmp_path: Path) -> None:
+        file = tmp_path / "recipe.yaml"
+        file.write_text(recipe("isgd").to_yaml())
+        for override, code, said in (("seed=-1", 3, "seed"), ("sampler.size=50", 3, "larger than")):
+            done = subprocess.run(
+                [*BLT, "run", str(file), override, "-o", str(tmp_path / "run"), "--nproc", "2"],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+            )
+            assert done.returncode == code and done.stderr.count(said) == 1, done.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def wait_for_ranks(
+    process: subprocess.Popen[str], out: Path, sign: str = "checkpoints/state-*.ckpt"
+) -> list[int]:
+    """The processes of the ranks, in their order, once the run has come as far as ``sign``."""
+    end = time.monotonic() + PATIENCE
+    while not any(path.stat().st_size for path in out.glob(sign)):
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.01)
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if str(out) not in (folder / "cmdline").read_text():
+                    continue
+                surroundings = (folder / "environ").read_text().split("\0")
+            except OSError:
+                continue
+            ranks = [one for one in surroundings if one.startswith("RANK=")]
+            if ranks:
+                found[int(ranks[0][5:])] = int(folder.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class TestPlaces:
+    def test_are_told_by_the_environment(self) -> None:
+        assert Place.here({}) == Place()
+        found = Place.here(
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"}
+        )
+        assert found == Place(5, 8, 1, 2)
+
+    @pytest.mark.parametrize(
+        "environment", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}]
+    )
+    def test_are_refused_when_they_make_no_sense(self, environment: dict[str, str]) -> None:
+        with pytest.raises(UsageError, match="RANK"):
+            Place.here(environment)
+
+    def test_processors_are_divided_unless_the_user_has_decided(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("bltoolbox.launch._processors", lambda: 9)
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        assert Launcher([], 4)._environment(2, "x", 7)["OMP_NUM_THREADS"] == "2"
+        monkeypatch.setenv("OMP_NUM_THREADS", "5")
+        assert Launcher([], 4)._environment(2, "x", 7)["OMP_NUM_THREADS"] == "5"
+
+    def test_each_rank_has_a_device_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        ranks = Ranks()
+        ranks.rank, ranks.size, ranks.local = 3, 4, 1
+        assert pick_device("auto", ranks) == pick_device("cuda", ranks) == torch.device("cuda:1")
+        assert pick_device("cpu", ranks) == torch.device("cpu")
+        with pytest.raises(MissingError, match="each has its own"):
+            pick_device("cuda:0", ranks)
+        ranks.local = 2
+        with pytest.raises(MissingError, match="each rank needs one of its own"):
+            pick_device("cuda", ranks)
+        assert pick_device("cuda:0") == torch.device("cuda:0")
+
+
+def test_errors_of_ranks_are_errors_of_the_toolbox() -> None:
+    assert issubclass(RankFailed, BltError) and issubclass(RankLost, BltError)
+    assert RankFailed("rank 1: no", 4).exit_code == 4
+    assert isinstance(assemble(recipe("isgd")).oracle, BilevelOracle)
