@@ -14,12 +14,13 @@ from torch import Tensor
 from bltoolbox.errors import BltError, MissingError, RecipeError, UsageError
 from bltoolbox.experiment import Experiment
 from bltoolbox.interfaces import Data, Operator, Regularizer, Sampler
+from bltoolbox.listeners import Guarded, Listener
 from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.partners import find_misfits
 from bltoolbox.problem import Problem, join
 from bltoolbox.ranks import ALONE, Ranks
-from bltoolbox.recipe import Recipe
+from bltoolbox.recipe import Block, Recipe
 from bltoolbox.registry import Registry, load_registry
 from bltoolbox.samples import Samples
 from bltoolbox.splits import hold_out, shared
@@ -59,6 +60,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         ranks=ranks,
     )
     baseline = _baseline(recipe, registry, problem, train)
+    loggers = [Guarded(block.name, _logger(recipe, block, registry)) for block in recipe.loggers]
     return Experiment(
         recipe=recipe,
         oracle=oracle,
@@ -69,6 +71,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         validation=validation,
         evaluation=evaluation,
         baseline=baseline,
+        loggers=loggers,
     )
 
 
@@ -82,6 +85,14 @@ def build(recipe: Recipe, key: str, registry: Registry) -> Any:
         return block.build(registry)
     except ValueError as error:
         raise _refusal(recipe, key, f"{block.name}: {error}") from error
+
+
+def _logger(recipe: Recipe, block: Block, registry: Registry) -> Listener:
+    try:
+        logger: Listener = block.build(registry)
+    except ValueError as error:
+        raise _refusal(recipe, "loggers", f"{block.name}: {error}") from error
+    return logger
 
 
 def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bltoolbox.history import IMAGES, Images, RunHistory
-from bltoolbox.settings import labels, shown
+from bltoolbox.settings import IRRELEVANT, labels, shown
 
 Axis = Literal["computations", "seconds"]
 #: Points (x, y) in the order of x.
@@ -119,7 +119,7 @@ def _images(runs: Sequence[RunHistory]) -> Images:
 def _groups(runs: Sequence[RunHistory]) -> list[Group]:
     found: dict[str, list[RunHistory]] = {}
     for run in runs:
-        rest = {key: value for key, value in run.recipe.items() if key != "seed"}
+        rest = {key: value for key, value in run.recipe.items() if key not in ("seed", *IRRELEVANT)}
         # A recipe that cannot be read is like no other.
         found.setdefault(json.dumps(rest, sort_keys=True) if rest else str(run.path), []).append(run)
     members = [sorted(group, key=lambda run: (str(type(run.seed)), run.seed)) for group in found.values()]

@@ -25,7 +25,11 @@ KINDS = (
     "hypergradient",
     "sampler",
     "upper_optimizer",
+    "logger",
 )
+
+#: Kinds of which a recipe names any number, by the section that holds the list; the others are sections themselves.
+LISTS = {"logger": "loggers"}
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from bltoolbox.events import Listener
+
 if TYPE_CHECKING:
     from bltoolbox.problem import LowerLevel, UpperLoss
     from bltoolbox.results import (
@@ -378,3 +380,14 @@ class UpperOptimizer(Role):
     def shorten(self, state: Mapping[str, Any], factor: float) -> dict[str, Any]:
         """The state with all further steps shorter by ``factor``: what `on_divergence: shrink-step` asks for."""
         raise NotImplementedError(f"{type(self).__name__} cannot shorten its steps")
+
+
+class Logger(Role, Listener):
+    """Carries what happens in a run to somewhere else: a file, a dashboard, a service.
+
+    It is a `Listener` and writes the methods it needs. A constructor only keeps options; what takes time or has to be
+    reached belongs into ``started``. A package that is not installed is refused with a ``MissingError`` in the
+    constructor, before the run. A logger that fails is told nothing more, with one warning, and the run goes on.
+    """
+
+    kind = "logger"

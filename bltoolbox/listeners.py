@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from bltoolbox.evaluation import Evaluation
+from bltoolbox.events import Listener as Listener
 from bltoolbox.interfaces import Theta
 from bltoolbox.model import Model
 from bltoolbox.results import Cost
@@ -42,26 +44,46 @@ class Check:
         return f"step {self.step}: {said or 'θ kept'}" + (" (best so far)" if self.best else "")
 
 
-class Listener:
-    """Is told what happens. Progress displays and run directories are listeners."""
+class Guarded(Listener):
+    """A logger of the recipe: once it fails it is told nothing more, and the run goes on without it."""
+
+    def __init__(self, name: str, logger: Listener) -> None:
+        self.name, self.logger, self.broken = name, logger, False
+
+    def _pass_on(self, event: str, *details: Any) -> None:
+        if self.broken:
+            return
+        try:
+            getattr(self.logger, event)(*details)
+        except Exception as error:
+            self.broken = True
+            logging.getLogger(__name__).warning(
+                "logger %r failed (%s: %s); the run goes on without it",
+                self.name,
+                type(error).__name__,
+                error,
+            )
 
     def started(self, experiment: Experiment) -> None:
-        """Everything is built; nothing has been computed."""
+        self._pass_on("started", experiment)
+
+    def resumed(self, step: int) -> None:
+        self._pass_on("resumed", step)
 
     def phase(self, sentence: str) -> None:
-        """Something that is not a training step takes time now."""
+        self._pass_on("phase", sentence)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
-        """One step is done: its log record, the time since the start, and the part of the budget that is used."""
+        self._pass_on("stepped", record, seconds, fraction)
 
     def checked(self, check: Check, theta: Theta) -> None:
-        """The held-out images were restored with θ."""
+        self._pass_on("checked", check, theta)
 
     def aborted(self, theta: Theta, reason: str) -> None:
-        """The run ended without a result; ``theta`` is the last good one."""
+        self._pass_on("aborted", theta, reason)
 
     def finished(self, result: RunResult) -> None:
-        """The run is over."""
+        self._pass_on("finished", result)
 
 
 @dataclass(frozen=True)

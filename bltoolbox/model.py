@@ -187,7 +187,9 @@ def encode(theta: Theta, recipe: Recipe) -> bytes:
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in theta.items()}
-    metadata = {"bltoolbox": bltoolbox.__version__, "recipe": json.dumps(recipe.to_dict())}
+    # Who listened to the training is nothing that a model needs.
+    settings = {key: value for key, value in recipe.to_dict().items() if key != "loggers"}
+    metadata = {"bltoolbox": bltoolbox.__version__, "recipe": json.dumps(settings)}
     return save(tensors, metadata)
 
 

@@ -141,6 +141,7 @@ class Recipe:
             batch out.
         certificates: What the log says about accuracy.
         checkpoint: How often the run is saved.
+        loggers: Who else is told what happens, e.g. [csv]; of no consequence for the result.
         chunk: Samples solved at once.
         workers: Threads that read and decode images; 0 reads them in the main one. The result is the same.
         iteration_limit: Most iterations of one lower-level solve.
@@ -171,6 +172,7 @@ class Recipe:
     on_divergence: Literal["stop", "shrink-step", "skip-batch"] = "stop"
     certificates: Certificates = Certificates()
     checkpoint: Checkpoint = Checkpoint()
+    loggers: tuple[Annotated[Block, OfKind("logger")], ...] = ()
     chunk: Annotated[int, Gt(0)] = 32
     workers: Annotated[int, Ge(0)] = 0
     iteration_limit: Annotated[int, Gt(0)] = 2000

@@ -46,7 +46,7 @@ def reopen(path: Path, overrides: Sequence[str], registry: Registry, ranks: Rank
     recipe = load_recipe(resolved, overrides, registry)
     _only_budgets_grow(before, recipe)
     given = (path / "recipe.yaml").read_text(encoding="utf-8")
-    recipe = replace(recipe, text=given, name=path.resolve().parent.name)
+    recipe = replace(recipe, text=given, name=_environment(path).get("recipe") or path.resolve().parent.name)
     directory = RunDirectory(path, overwrite=True, ranks=ranks)
     summary = _summary(path) if recipe.budget == before.budget else None
     experiment = assemble(recipe, registry, ranks)

@@ -207,6 +207,7 @@ class RunDirectory(Listener):
     ) -> Iterator[None]:
         """The directory is this run's: rank 0 holds the lock, for all, and prepares it."""
         self.experiment = experiment
+        experiment.run_dir = self.path
         self.checkpoints = Checkpoints(self.path / "checkpoints", experiment.oracle.stores, self.ranks)
         with contextlib.ExitStack() as stack:
 

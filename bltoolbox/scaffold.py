@@ -38,6 +38,7 @@ EXAMPLES = {
     ),
     "sampler": ("WithReplacement", "Independent uniform draws at each step."),
     "upper_optimizer": ("Momentum", "Stochastic gradient descent with momentum."),
+    "logger": ("Diary", "A text file with a line for every check."),
 }
 
 #: What the example recipe uses where the plugin offers nothing.
@@ -49,6 +50,7 @@ PARTNERS = {
     "hypergradient": "cg-ift",
     "sampler": "epoch",
     "upper_optimizer": "isgd",
+    "logger": "csv",
 }
 
 

@@ -8,12 +8,16 @@ from typing import Any
 from bltoolbox.yaml_text import dump_inline
 
 _ABSENT = object()
+#: Keys that are of no consequence for what a run finds.
+IRRELEVANT = ("loggers",)
 
 
 def flatten(recipe: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """A recipe as dotted keys; a component's name stands at ``regularizer.name``."""
     flat: dict[str, Any] = {}
     for key, value in recipe.items():
+        if not above and key in IRRELEVANT:
+            continue
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{above}{key}.")
         else:

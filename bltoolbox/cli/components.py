@@ -12,7 +12,7 @@ import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json
 from bltoolbox.cli.completion import complete_component, complete_kind
-from bltoolbox.hookspecs import KINDS
+from bltoolbox.hookspecs import KINDS, LISTS
 
 if TYPE_CHECKING:
     from bltoolbox.registry import Registered
@@ -139,7 +139,11 @@ def _snippet(registered: Registered, signature: Signature) -> str:
     """The component with its defaults, to paste into a recipe; what must be filled in is a comment."""
     from bltoolbox.yaml_text import dump_inline
 
-    lines = [f"{registered.kind}:", f"  name: {registered.name}"]
+    listed = registered.kind in LISTS
+    lines = [
+        f"{LISTS.get(registered.kind, registered.kind)}:",
+        f"{'- ' if listed else '  '}name: {registered.name}",
+    ]
     for parameter in signature.parameters:
         if parameter.required:
             lines.append(f"  {parameter.name}:  # required: {parameter.type.expected()}")

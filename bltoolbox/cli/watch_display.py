@@ -111,8 +111,8 @@ def one_run(one: Snapshot, width: int) -> Panel:
     if one.losses:
         inside.add_row("loss", _curve(sparkline(one.losses, spark, log=True), f"{one.loss:.4g}", "blue"))
     for name, values in one.psnrs.items():
-        figures = f"{values[-1]:.2f} dB, best {max(values):.2f}"
-        inside.add_row(f"{name} PSNR", _curve(sparkline(values, spark), figures, "magenta"))
+        said = f"{values[-1]:.2f} dB, best {max(values):.2f}"
+        inside.add_row(f"{name} PSNR", _curve(sparkline(values, spark), said, "magenta"))
     figures = [f"step {one.step:,}", f"{one.computations:,.0f} computations"]
     figures += [f"{one.iterations:.1f} iterations/sample"] if one.iterations is not None else []
     figures += [f"{_NAMES.get(name, name)} {value:.4g}" for name, value in one.last.items()]

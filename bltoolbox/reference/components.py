@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from bltoolbox.errors import MissingError
-from bltoolbox.hookspecs import KINDS, PROJECT
+from bltoolbox.hookspecs import KINDS, LISTS, PROJECT
 from bltoolbox.partners import find_misfits, listed
 from bltoolbox.reference.markdown import code, fence, first_paragraph, prose, sentence, table
 from bltoolbox.reference.plugin_api import role
@@ -133,8 +133,8 @@ def snippet(one: Registered) -> str:
     parameters = one.signature().parameters
     options = {known.name: "…" if known.required else known.default for known in parameters}
     value = {"name": one.name} | {key: item for key, item in options.items() if item is not None}
-    line = dump({one.kind: value})
-    if len(line) <= WIDTH and line.count("\n") == 1:
+    line = dump({LISTS[one.kind]: [value]} if one.kind in LISTS else {one.kind: value})
+    if one.kind in LISTS or (len(line) <= WIDTH and line.count("\n") == 1):
         return line
     return "\n".join([f"{one.kind}:", *(f"  {key}: {dump_inline(item)}" for key, item in value.items())])
 

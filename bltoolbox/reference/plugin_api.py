@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parents[1]
 #: What an author meets beside the roles, by module.
 RECORDS = {
     "interfaces": ("SolverState", "Oracle"),
+    "events": ("Listener",),
     "problem": ("LowerLevel", "Linearization", "UpperLoss"),
     "results": (
         "Batch",
@@ -68,7 +69,7 @@ def page() -> str:
         "`Component` and `hookimpl` are in `bltoolbox.hookspecs`. The module may set "
         f"`BLT_API = {API_VERSION}`, the version it is written for; another number is refused with a sentence.",
         *_class(classes("hookspecs")["Component"], "###"),
-        f"The kinds are {', '.join(map(code, KINDS))}: the sections of a recipe.",
+        f"The kinds are {', '.join(map(code, KINDS))}: the sections of a recipe, which has a list of `loggers`.",
         "## Roles",
         prose(_doc(_source("interfaces")).partition("\n\n")[2]),
         table(

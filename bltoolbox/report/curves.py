@@ -143,7 +143,7 @@ def curves(run: RunHistory) -> dict[str, Any]:
         for line in read_lines(run.path / "metrics.jsonl", [])
         if isinstance(line.get("step"), int)
     }
-    records = [metrics[step] for step in sorted(metrics)]
+    records: list[Record] = [metrics[step] for step in sorted(metrics)]
     befores: list[Record] = [{}, *records][: len(records)]
     steps = _thinned(list(zip(records, befores, strict=True)))
     checks: list[Record] = [

@@ -74,14 +74,14 @@ def check_component(
 ) -> list[Outcome]:
     """Every property of one component, with ``options`` on top of its example.
 
-    Once it cannot be imported or built, nothing more is asked.
+    Once it cannot be imported or built, nothing more is asked; it is skipped where a package that it needs is missing.
     """
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder, _steady():
         for number, property in enumerate(properties_of(registered.kind)):
             subject = Subject(registered, registry, Path(folder) / str(number), options or {})
             outcomes.append(_judge(property, subject))
-            if property.name in (IMPORTED, BUILT) and outcomes[-1].status == "failed":
+            if property.name in (IMPORTED, BUILT) and outcomes[-1].status != "passed":
                 break
     return outcomes
 
@@ -176,7 +176,8 @@ def _judge(property: Property, subject: Subject) -> Outcome:
         property(subject)
     except ConformanceFailure as failure:
         status, message = "failed", failure.message
-    except NotApplicable as reason:
+    except (NotApplicable, MissingError) as reason:
+        # What a component needs beside it may not be installed here, which is no fault of its own.
         status, message = "skipped", str(reason)
     except (Exception, SystemExit) as error:
         status, message = "failed", f"it raised {reason_of(error)}{_place(error)}"

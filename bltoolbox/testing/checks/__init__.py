@@ -3,6 +3,7 @@
 from bltoolbox.testing.checks import (
     data,
     hypergradient,
+    logger,
     operator,
     regularizer,
     regularizer_bounds,
@@ -26,6 +27,7 @@ __all__ = [
     "Subject",
     "data",
     "hypergradient",
+    "logger",
     "operator",
     "regularizer",
     "regularizer_bounds",
