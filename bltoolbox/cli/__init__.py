@@ -16,9 +16,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from bltoolbox.cli import (
+    apply,
     check,
     compare,
     components,
+    evaluate,
+    models,
     new_plugin,
     plugins,
     recipes,
@@ -64,6 +67,9 @@ sweep.register(app)
 compare.register(app)
 report.register(app)
 watch.register(app)
+apply.register(app)
+evaluate.register(app)
+models.register(app)
 recipes.register(app)
 components.register(app)
 plugins.register(app)
