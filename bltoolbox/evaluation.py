@@ -34,7 +34,7 @@ class Restored:
     x: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """PSNR of each image, before (the cold start) and after."""
 
@@ -43,6 +43,15 @@ class Evaluation:
     labels: list[str]
     iterations: int
     images: list[Restored] = field(default_factory=list, repr=False)
+
+    def __repr__(self) -> str:
+        count = len(self.after)
+        return f"Evaluation({count} image{'s' * (count != 1)}, PSNR {self.psnr_before:.2f} -> {self.psnr:.2f} dB)"
+
+    def _repr_html_(self) -> str:
+        from bltoolbox.notebook import evaluation_html
+
+        return evaluation_html(self)
 
     @property
     def psnr_before(self) -> float:

@@ -388,12 +388,16 @@ def run(
     out: Path | str | None = None,
     listeners: Sequence[Listener] = (),
     ranks: Ranks = ALONE,
+    progress: bool = False,
 ) -> RunResult:
     """Run a recipe: an object, a file or a shipped recipe's name. Writes to ``out`` if given, else nothing.
+
+    With ``progress`` there is a bar on the terminal or in the notebook.
 
     On several ranks (``with ranks.joined() as ranks``) each process calls this; rank 0 writes and tells.
     """
     from bltoolbox.assemble import assemble
+    from bltoolbox.notebook import progress as shown
     from bltoolbox.recipe import Recipe, load_recipe, recipe_from_dict
     from bltoolbox.run_dir import RunDirectory
 
@@ -402,6 +406,7 @@ def run(
     elif overrides:
         recipe = replace(recipe_from_dict(recipe.to_dict(), overrides), text=recipe.text, name=recipe.name)
     experiment = assemble(recipe, ranks=ranks)
-    if out is None:
-        return experiment.run(listeners)
-    return RunDirectory(out, ranks=ranks).run(experiment, listeners)
+    with shown(progress and ranks.first) as display:
+        if out is None:
+            return experiment.run([*display, *listeners])
+        return RunDirectory(out, ranks=ranks).run(experiment, [*display, *listeners])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def restored(result: RunResult) -> Figure | None:
 
 
 def curves(result: RunResult) -> Figure | None:
-    """Loss of each batch and validation PSNR against computations."""
+    """Loss of each batch and PSNR of the checks against computations."""
     history = [record for record in result.history if record["loss"] is not None]
     if not history:
         return None
@@ -73,15 +74,17 @@ def curves(result: RunResult) -> Figure | None:
     left.yaxis.set_minor_formatter("{x:g}")
     left.set_title("training loss  mean ‖x − x*‖²", fontsize=10)
     left.legend(frameon=False, fontsize=8)
-    checks = [record for record in history if "validation_psnr" in record]
-    right.plot(
-        [record["computations"] for record in checks],
-        [record["validation_psnr"] for record in checks],
-        color=_SECOND,
-        marker="o",
-        markersize=3,
-    )
-    right.set_title("validation PSNR in dB", fontsize=10)
+    for name, label, color in (
+        ("validation_psnr", "validation", _SECOND),
+        ("evaluation_psnr", "test", _ACCENT),
+    ):
+        checks = [(record["computations"], record[name]) for record in history if name in record]
+        if checks:
+            places, psnrs = zip(*checks, strict=True)
+            right.plot(places, psnrs, color=color, marker="o", markersize=3, label=label)
+    right.set_title("PSNR in dB", fontsize=10)
+    if right.lines:
+        right.legend(frameon=False, fontsize=8)
     for axes in (left, right):
         axes.set_xlabel("computations", fontsize=9)
         axes.tick_params(labelsize=8, which="both")
@@ -111,11 +114,24 @@ def filters(result: RunResult) -> Figure | None:
 
 def _figure(width: float, height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = _shown_figure()(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+@cache
+def _shown_figure() -> type[Figure]:
+    """A figure that a notebook shows by itself, whatever backend it has."""
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=110, facecolor="white")
+            return buffer.getvalue()
+
+    return ShownFigure
 
 
 def _show(axes: Any, picture: Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from bltoolbox.errors import BltError
 from bltoolbox.evaluation import Evaluation
 from bltoolbox.events import Listener as Listener
 from bltoolbox.interfaces import Theta
@@ -17,6 +18,8 @@ from bltoolbox.model import Model
 from bltoolbox.results import Cost
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from bltoolbox.experiment import Experiment
 
 
@@ -86,7 +89,7 @@ class Guarded(Listener):
         self._pass_on("finished", result)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """What a run found."""
 
@@ -108,6 +111,34 @@ class RunResult:
     def theta(self) -> dict[str, Tensor]:
         """The chosen parameters."""
         return self.model.theta
+
+    def __repr__(self) -> str:
+        before = "" if self.evaluation is None else f"{self.evaluation.psnr_before:.2f} -> "
+        psnr = "" if self.evaluation is None else f", PSNR {before}{self.evaluation.psnr:.2f} dB"
+        spent = f"{self.steps} steps, {self.cost.computations:,} computations, {self.seconds:.1f} s"
+        where = "" if self.run_dir is None else f", {str(self.run_dir)!r}"
+        return f"RunResult({self.status!r}, {spent}{psnr}{where})"
+
+    def _repr_html_(self) -> str:
+        from bltoolbox.notebook import result_html
+
+        return result_html(self)
+
+    def plot(self) -> Figure:
+        """Loss and PSNR against computations, as a figure that a notebook shows; ``savefig`` writes it to a file."""
+        from bltoolbox.figures import curves
+
+        if (figure := curves(self)) is None:
+            raise BltError("there is nothing to plot: the run made no step")
+        return figure
+
+    def images(self) -> Figure:
+        """Evaluation images, true, measured and restored, as a figure that a notebook shows."""
+        from bltoolbox.figures import restored
+
+        if (figure := restored(self)) is None:
+            raise BltError("there is no image to show: the recipe has no evaluation images")
+        return figure
 
     def solve(self, y: Tensor, tol: float | None = None) -> Tensor:
         """Restore ``y`` with what was learned."""

@@ -51,6 +51,11 @@ class Model:
         names = self.recipe.regularizer.name, self.recipe.operator.name
         return f"Model(regularizer={names[0]!r}, operator={names[1]!r}, parameters={self.size})"
 
+    def _repr_html_(self) -> str:
+        from bltoolbox.notebook import model_html
+
+        return model_html(self)
+
     def solve(self, y: Tensor | np.ndarray, tol: float | None = None) -> Tensor:
         """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
 

@@ -186,6 +186,23 @@ class Recipe:
     folder: Path | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
     document: Document | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
 
+    def __repr__(self) -> str:
+        names = (
+            "data",
+            "operator",
+            "regularizer",
+            "lower_solver",
+            "hypergradient",
+            "sampler",
+            "upper_optimizer",
+        )
+        return f"Recipe({self.name!r}: {', '.join(getattr(self, name).name for name in names)})"
+
+    def _repr_html_(self) -> str:
+        from bltoolbox.notebook import recipe_html
+
+        return recipe_html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, every default written out."""
         settings = [known.name for known in fields(self) if known.metadata.get("setting", True)]

@@ -33,7 +33,7 @@ class Progress(Listener):
             TextColumn("{task.fields[figures]}"),
             console=console,
             transient=True,
-            disable=quiet or not console.is_terminal,
+            disable=quiet or not (console.is_terminal or console.is_jupyter),
         )
         self.psnr = ""
 

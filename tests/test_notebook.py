@@ -1,0 +1,75 @@
+"""What a notebook shows: short reprs, small tables, figures, progress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_report import TINY
+
+from bltoolbox import RunResult, load_recipe, run
+from bltoolbox.errors import BltError
+from bltoolbox.notebook import html_table, progress
+
+FEW = [*TINY, "budget={steps: 2}"]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    return run(load_recipe("smoke", FEW), out=tmp_path_factory.mktemp("notebook") / "run")
+
+
+def test_reprs_are_short(result: RunResult) -> None:
+    assert result.evaluation is not None
+    for one in (result, result.model, result.evaluation, result.model.recipe):
+        text = repr(one)
+        assert len(text) < 200 and "\n" not in text and text.startswith(type(one).__name__ + "(")
+    assert f"-> {result.evaluation.psnr:.2f} dB" in repr(result) and "budget spent" in repr(result)
+    assert repr(result.evaluation).startswith("Evaluation(5 images, PSNR ")
+    assert repr(result.model.recipe).startswith("Recipe('smoke': dead-leaves, identity, foe, agd, cg-ift")
+
+
+def test_tables_have_the_figures(result: RunResult) -> None:
+    assert result.evaluation is not None
+    for one in (result, result.model, result.evaluation, result.model.recipe):
+        table = one._repr_html_()
+        assert table.startswith(("<table>", "<details>")) and "<script" not in table
+    assert f"{result.evaluation.psnr:.2f} dB" in result._repr_html_()
+    assert "regularizer.kernels" in result.model._repr_html_() and "2×3×3×3" in result.model._repr_html_()
+    assert result.evaluation._repr_html_().count("<tr>") == 7
+    assert "&lt;b&gt;" in html_table("<b>", [("a", "<i>")]) and "<i>" not in html_table("", [("a", "<i>")])
+
+
+def test_figures_show_themselves(result: RunResult, tmp_path: Path) -> None:
+    for figure in (result.plot(), result.images()):
+        assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+        figure.savefig(tmp_path / "figure.pdf")
+    assert [axes.get_title() for axes in result.plot().axes][-1] == "PSNR in dB"
+    assert len(result.images().axes) == 4 * 4, "true, measured, baseline and restored of four images"
+
+
+def test_what_cannot_be_shown_is_said() -> None:
+    result = run(load_recipe("smoke", [*FEW, "evaluation=null", "baseline=null", "validation={count: 0}"]))
+    with pytest.raises(BltError, match="no image to show"):
+        result.images()
+    assert "PSNR" not in repr(result) and "PSNR" not in result._repr_html_()
+
+
+def test_progress(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for every check where there is neither a terminal nor a notebook with widgets."""
+    recipe = load_recipe(
+        "smoke", [*FEW, "evaluation=null", "baseline=null", "validation={count: 2, checks: 2}"]
+    )
+    run(recipe, progress=True)
+    said = capfd.readouterr().err
+    assert "step 0: validation PSNR" in said and "step 2: validation PSNR" in said
+    run(recipe)
+    assert capfd.readouterr().err == ""
+    from bltoolbox.cli.progress import Log, Progress
+
+    for jupyter, widgets, expected in ((True, True, Progress), (True, False, Log), (False, True, Log)):
+        monkeypatch.setattr("rich.console._is_jupyter", lambda there=jupyter: there)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, there=widgets: there or None)
+        monkeypatch.setattr("bltoolbox.cli.progress.Bar.start", lambda self: None)
+        with progress(True) as shown:
+            assert [type(one) for one in shown] == [expected]
