@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,8 @@ class Snapshot:
     seconds: float = 0.0
     #: The part of the budget that is used.
     fraction: float = 0.0
+    #: What the run does once its budget is spent, e.g. tuning the baseline.
+    phase: str = ""
     #: Seconds until the budget is spent, at the pace of the last steps.
     left: float | None = None
     losses: list[float] = field(default_factory=list, repr=False)
@@ -111,6 +114,7 @@ class Snapshot:
             "computations": self.computations,
             "seconds": self.seconds,
             "fraction": self.fraction,
+            "phase": self.phase,
             "seconds_left": self.left,
             "loss": self.loss,
             **{f"psnr_{name}": values[-1] for name, values in self.psnrs.items()},
@@ -146,6 +150,7 @@ class Watched:
         shares = self._shares(metrics, timings)
         losses = [value for line in metrics if (value := _number(line.get("loss"))) is not None]
         total = _number(status.get("seconds")) if finished else seconds
+        spent = state == "running" and bool(shares) and shares[-1] >= 1
         return Snapshot(
             path=self.path,
             name=_place(self.path),
@@ -155,7 +160,8 @@ class Watched:
             computations=_number(last.get("computations")) or 0.0,
             seconds=total or 0.0,
             fraction=1.0 if finished else (shares[-1] if shares else 0.0),
-            left=_left(shares, timings) if state == "running" else None,
+            phase=_last_line(self.path / "log.txt") if spent else "",
+            left=_left(shares, timings) if state == "running" and not spent else None,
             losses=losses,
             psnrs=_psnrs(checks),
             last={name: value for name in _FIGURES if (value := _number(last.get(name))) is not None},
@@ -263,6 +269,15 @@ def _left(shares: Sequence[float], timings: Sequence[Mapping[str, Any]]) -> floa
     if begin is None or end is None or gained <= 0:
         return None
     return (1 - shares[count - 1]) * (end - begin) / gained
+
+
+def _last_line(path: Path) -> str:
+    """What a run said last, without the time."""
+    try:
+        lines = path.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return re.sub(r"^\s*[\d.]+ s\s+", "", lines[-1]) if lines else ""
 
 
 def _iterations(last: Mapping[str, Any], before: Mapping[str, Any]) -> float | None:

@@ -47,7 +47,7 @@ def run(*arguments: str, begun: str) -> list[str]:
 
 def test_kinds_and_components() -> None:
     assert words(complete_kind("")) == list(KINDS)
-    assert words(complete_kind("lo")) == ["lower_solver"]
+    assert words(complete_kind("low")) == ["lower_solver"]
     every = words(complete_component(context(), ""))
     assert every == [f"{one.kind}/{one.name}" for one in load_registry().components()]
     assert words(complete_component(context(), "lower_solver/ag")) == ["lower_solver/agd"]

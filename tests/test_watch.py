@@ -74,6 +74,12 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert one.left == pytest.approx(2.0), "four more steps of half a second"
     assert one.psnrs == {"test": [20.0, 25.0]} and one.last == {"batch": 4, "tol": 0.5}
     assert one.iterations == 25
+    with locked(path):
+        for step in range(7, 11):
+            add_step(path, step)
+        (path / "log.txt").write_text("    0.02 s  started\n   12.50 s  tuning the baseline\n")
+        one = watched.look()
+        assert (one.fraction, one.left, one.phase) == (1.0, None, "tuning the baseline")
     assert watched.look().state == "killed", "nobody holds it any more"
 
 

@@ -94,6 +94,7 @@ def line(one: Snapshot) -> str:
     parts += [f"loss {one.loss:.4g}"] if one.loss is not None else []
     parts += [f"{name} PSNR {values[-1]:.2f} dB" for name, values in one.psnrs.items()]
     parts += [f"about {duration(one.left)} left"] if one.left is not None else []
+    parts += [one.phase] if one.phase else []
     return ", ".join(parts)
 
 
@@ -105,6 +106,7 @@ def one_run(one: Snapshot, width: int) -> Panel:
     spark = max(10, width - 46)
     told = f"{100 * one.fraction:3.0f} %  {duration(one.seconds)}"
     told += f", about {duration(one.left)} left" if one.left is not None else ""
+    told += f", {one.phase}" if one.phase else ""
     bar = Table.grid(padding=(0, 1))
     bar.add_row(ProgressBar(total=1.0, completed=one.fraction, width=spark), Text(told))
     inside.add_row("budget", bar)
