@@ -16,16 +16,17 @@ import hashlib
 import io
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bltoolbox.errors import BltError
 from bltoolbox.files import write_bytes
 from bltoolbox.ranks import ALONE, Ranks
-from bltoolbox.store import Store
+from bltoolbox.store import MAPPED, Store
 
 MAGIC = b"bltoolbox checkpoint\n"
 #: Version of the content. A newer one is refused, an older one is read.
@@ -69,6 +70,23 @@ def read_checked(path: Path) -> dict[str, Any]:
     return content
 
 
+def _segments(
+    changed: Mapping[str, Iterator[tuple[Tensor, Tensor]]],
+) -> Iterator[tuple[dict[str, dict[str, Tensor]], int]]:
+    """What the files of one checkpoint hold, each small enough for the memory, and the rows in them."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    count, size = 0, 0
+    for name, pieces in changed.items():
+        for ids, rows in pieces:
+            if parts and (name in parts or size + rows.nbytes > MAPPED):
+                yield parts, count
+                parts, count, size = {}, 0, 0
+            parts[name] = {"ids": ids, "rows": rows}
+            count, size = count + len(ids), size + rows.nbytes
+    if parts:
+        yield parts, count
+
+
 class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
@@ -76,6 +94,8 @@ class Checkpoints:
         self.folder = folder
         self.stores = stores
         self.ranks = ranks
+        for store in stores.values():
+            store.folder = folder
         #: Those of all ranks, the same on each.
         self.segments: list[tuple[str, int]] = []
         self.number = 0
@@ -87,7 +107,7 @@ class Checkpoints:
         """
         ranks, number = self.ranks, self.number + 1
         changed = {name: store.changed() for name, store in self.stores.items()}
-        rows = sum(len(ids) for ids, _ in changed.values())
+        rows = sum(store.changes for store in self.stores.values())
         known = sum(int(store.known.sum()) for store in self.stores.values())
         counts = ranks.gather("checkpoint", [rows, known])
         held = sum(count for _, count in self.segments) + sum(one for one, _ in counts)
@@ -99,20 +119,17 @@ class Checkpoints:
         own = rest.pop("own", None)
 
         def write_own() -> dict[str, Any]:
-            written: dict[str, Any] = {}
-            if rows:
-                parts = {store: {"ids": ids, "rows": values} for store, (ids, values) in changed.items()}
-                written["segment"] = [self._name("warm", number), rows]
-                write_checked(self.folder / written["segment"][0], parts)
+            written: dict[str, Any] = {"segments": []}
+            for part, (parts, count) in enumerate(_segments(changed)):
+                written["segments"].append([self._name("warm", number, f"-p{part}"), count])
+                write_checked(self.folder / written["segments"][-1][0], parts)
             if own and ranks.size > 1:
                 written["own"] = self._name("own", number)
                 write_checked(self.folder / written["own"], {"own": own})
             return written
 
         written = ranks.each("checkpoint, segments", write_own)
-        segments = segments + [
-            (name, count) for name, count in (w["segment"] for w in written if "segment" in w)
-        ]
+        segments = segments + [(name, count) for one in written for name, count in one["segments"]]
         manifest = {
             "format": FORMAT,
             "segments": [list(one) for one in segments],
@@ -137,18 +154,18 @@ class Checkpoints:
         names, last = self.ranks.gather("checkpoints", [names, max(self._numbers())])[0]
         for name in names:
             manifest: dict[str, Any] = {}
-            parts: list[dict[str, Any]] = []
             own: list[Any] = []
 
-            def read(path: Path = self.folder / name, found: Any = (manifest, parts, own)) -> str | None:
+            def read(path: Path = self.folder / name, found: Any = (manifest, own)) -> str | None:
                 try:
                     found[0].update(read_checked(path))
                     self._refuse_newer(path, found[0])
-                    for segment, _ in found[0]["segments"]:
-                        if self._concerns(segment):
-                            found[1].append(read_checked(self.folder / segment))
+                    for segment in self._own_segments(found[0]):
+                        read_checked(
+                            segment
+                        )  # all are whole before the first is used; one at a time in memory
                     for one in found[0].get("own", []):
-                        found[2].append(
+                        found[1].append(
                             read_checked(self.folder / one)["own"] if isinstance(one, str) else one
                         )
                 except DamagedCheckpoint as error:
@@ -159,8 +176,8 @@ class Checkpoints:
             if problems:
                 passed.append(problems[0])
                 continue
-            for part in parts:
-                for kind, held in part.items():
+            for segment in self._own_segments(manifest):
+                for kind, held in read_checked(segment).items():
                     self.stores[kind].restore(held)
             for store in self.stores.values():
                 store.settle()
@@ -172,10 +189,13 @@ class Checkpoints:
             + (f": {'; '.join(passed)}" if passed else "; run it anew")
         )
 
-    def _name(self, kind: str, number: int) -> str:
+    def _name(self, kind: str, number: int, part: str = "") -> str:
         """Of a file that this rank writes."""
         writer = f"-{self.ranks.rank}of{self.ranks.size}" if self.ranks.size > 1 else ""
-        return f"{kind}-{number:08d}{writer}.ckpt"
+        return f"{kind}-{number:08d}{part}{writer}.ckpt"
+
+    def _own_segments(self, manifest: Mapping[str, Any]) -> list[Path]:
+        return [self.folder / name for name, _ in manifest["segments"] if self._concerns(name)]
 
     def _concerns(self, name: str) -> bool:
         """Whether a segment may hold rows of this rank."""

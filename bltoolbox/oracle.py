@@ -8,6 +8,7 @@ each solves its share of a batch; what they found is added, and all give the sam
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from bltoolbox.results import (
 )
 from bltoolbox.samples import Samples
 from bltoolbox.share import Share, divide
-from bltoolbox.store import Store
+from bltoolbox.store import MAPPED, Store, park
 from bltoolbox.tally import Chunk, Slowest, Tally, merge
 
 #: Accuracy, relative to the first gradient norm, of the solves that only tell sizes.
@@ -281,6 +282,8 @@ class BatchOracle:
     def _value(self, theta: Theta, tol: float) -> Value:
         oracle = self._oracle
         trial: list[tuple[Sequence[int], Tensor]] = []
+        row = math.prod(oracle.samples.shape) * oracle.samples.dtype.itemsize
+        large = len(self._batch.ids) * row > MAPPED
 
         def add(chunk: Chunk, tally: Tally) -> tuple[Solution, None]:
             try:
@@ -290,7 +293,7 @@ class BatchOracle:
                 raise _NoValue from error
             tally.solved(chunk, solution)
             tally.charge(Cost(line_search=int(solution.iterations.sum())))
-            trial.append((chunk.samples, solution.x))
+            trial.append((chunk.samples, park(solution.x, oracle.solutions.folder) if large else solution.x))
             return solution, None
 
         with self._hosting("value", theta, "solutions"):

@@ -1,0 +1,190 @@
+"""Warm starts: transactions, files without a name, memory that does not grow, and rows that arrive late."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bltoolbox import store as stores
+from bltoolbox.store import Store, park
+from bltoolbox.transfers import Arrival
+
+SHAPE = (3, 5, 4)
+
+
+def rows(*values: float) -> Tensor:
+    return torch.stack([torch.full(SHAPE, float(value)) for value in values])
+
+
+def values(store: Store, *samples: int) -> list[float]:
+    return [float(row.mean()) for row in store.get(samples, rows(*[-1.0] * len(samples)))]
+
+
+@pytest.fixture(params=["memory", "mapped"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+    if request.param == "mapped":
+        monkeypatch.setattr(stores, "MAPPED", 1)
+    return Store(4, folder=tmp_path)
+
+
+def test_what_is_rolled_back_never_was(store: Store) -> None:
+    store.put([0, 1], rows(1, 2))
+    store.settle()
+    for _ in range(3):
+        store.begin()
+        store.put([1, 2], rows(7, 8))
+        assert values(store, 0, 1, 2, 3) == [1, 7, 8, -1], "a transaction sees what it wrote"
+        store.put([1], rows(9))
+        assert values(store, 1) == [9]
+        store.rollback()
+        assert values(store, 0, 1, 2, 3) == [1, 2, -1, -1]
+        assert store.changes == 0 and store.known.tolist() == [True, True, False, False]
+
+
+def test_what_is_committed_stays_through_later_rollbacks(store: Store) -> None:
+    for number in range(5):
+        store.begin()
+        store.put([0, 1], rows(number, 10 + number))
+        store.commit()
+        store.begin()
+        store.put([0], rows(99))
+        store.rollback()
+        assert values(store, 0, 1) == [number, 10 + number]
+    store.put([0], rows(50))
+    assert values(store, 0, 1) == [50, 14]
+
+
+def test_changes_come_in_parts_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stores, "MAPPED", 4 * rows(1).nbytes)
+    store = Store(7, folder=tmp_path)
+    store.put(range(7), rows(*range(7)))
+    store.settle()
+    store.put([6, 1, 3], rows(60, 10, 30))
+    parts = list(store.changed())
+    assert [ids.tolist() for ids, _ in parts] == [[1, 3], [6]]
+    assert [float(row.mean()) for _, part in parts for row in part] == [10, 30, 60]
+    assert sum(len(ids) for ids, _ in store.everything()) == 7
+    other = Store(7)
+    for ids, part in store.everything():
+        other.restore({"ids": ids, "rows": part})
+    assert values(other, *range(7)) == [0, 10, 2, 30, 4, 5, 60]
+
+
+def test_a_mapped_store_leaves_no_file_and_keeps_the_layout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stores, "MAPPED", 1)
+    store = Store(3, folder=tmp_path)
+    image = rows(1, 2).contiguous(memory_format=torch.channels_last)
+    store.put([0, 2], image)
+    assert not list(tmp_path.iterdir())
+    found = store.get([0, 2], torch.zeros_like(image))
+    assert torch.equal(found, image) and found.is_contiguous(memory_format=torch.channels_last)
+    parked = park(image, tmp_path)
+    assert torch.equal(parked, image) and not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_an_error_and_not_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stores, "MAPPED", 1)
+    monkeypatch.setattr(stores.os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        Store(3, folder=tmp_path).put([0], rows(1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_arrive_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a CUDA device: nothing may read a row, or write over it, before it has arrived."""
+    landed: list[bool] = []
+
+    class Late(Arrival):
+        def wait(self) -> Tensor:
+            landed.append(True)
+            return self.tensor
+
+    monkeypatch.setattr(stores, "to_host", lambda tensor: Late(tensor.clone()))
+    monkeypatch.setattr(Store, "_lands_at_once", staticmethod(lambda rows: False))
+    store = Store(4)
+    store.begin()
+    store.put([0, 1], rows(1, 2))
+    assert not landed, "the device goes on"
+    store.put([1], rows(3))
+    assert len(landed) == 1
+    assert values(store, 0, 1) == [1, 3] and len(landed) == 2
+    store.put([2], rows(4))
+    store.rollback()
+    assert values(store, 0, 1, 2) == [-1, -1, -1]
+    store.put([3], rows(5))
+    assert [part.mean().item() for _, part in store.changed()] == [5]
+
+
+MEMORY = """
+import gc, sys
+import torch
+from blt_hypergradients.neumann import Neumann
+from blt_regularizers.foe import FieldOfExperts
+from blt_solvers.gd import GradientDescent
+from bltoolbox.interfaces import Data
+from bltoolbox.oracle import BilevelOracle
+from bltoolbox.problem import Problem, join
+from bltoolbox.results import Batch
+from bltoolbox.samples import Samples
+from blt_operators.identity import Identity
+
+torch.set_num_threads(1)
+
+class Endless(Data):
+    def __init__(self, count):
+        self.count = count
+    def __len__(self):
+        return self.count
+    def clean(self, ids):
+        return torch.stack([torch.full((3, 256, 256), (i % 7) / 7) for i in ids])
+
+def anonymous():
+    gc.collect()
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+
+def work(m):
+    foe = FieldOfExperts(filters=1, kernel_size=2, weight=1e-3)
+    samples = Samples(Endless(m), Identity(), noise=0.1, seed=0)
+    oracle = BilevelOracle(Problem(Identity(), foe), samples, GradientDescent(), Neumann(terms=1), chunk=8,
+                           bound="none")
+    theta = {k: v.float() for k, v in join(regularizer=foe.init_params(3, torch.Generator())).items()}
+    asked = oracle.on(Batch(range(m), [1.0] * m))
+    y = samples.batch(range(1))[1]
+    tol = 0.5 * float(oracle.problem.at(theta, samples.shape).on(y).residual(y))  # one step of 1/L meets it
+    asked.hypergradient(theta, tol, 1e9)
+    asked.accept(asked.value(theta, tol))
+    asked.hypergradient(theta, tol, 1e9)
+    return oracle, anonymous()
+
+few = work(64)[1]
+oracle, many = work(1024)
+assert oracle.cost.lower_iterations == 1024, oracle.cost
+print(few, many)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
+def test_memory_does_not_grow_with_the_data_set(tmp_path: Path) -> None:
+    """Solutions and adjoints of 1024 images of 256² are 1.6 GB; the process keeps none of it to itself."""
+    room = os.statvfs(tmp_path)
+    if room.f_bavail * room.f_frsize < 8e9:
+        pytest.skip("needs 8 GB of free disk")
+    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    few, many = map(float, done.stdout.split())
+    assert many - few < 64, f"{few:.0f} MB for 64 images, {many:.0f} MB for 1024"
