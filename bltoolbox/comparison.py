@@ -1,7 +1,7 @@
 """Several runs side by side, without torch: groups of seeds, what tells them apart, when they were how good.
 
-Runs whose resolved recipes differ only in ``seed`` are one group. Its curves are brought to a common axis, on which
-they have a mean and a range.
+Runs whose resolved recipes differ only in ``seed``, or in how long a run goes on and how often it is checked, are one
+group. Its curves are brought to a common axis, on which they have a mean and a range.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ Curve = list[tuple[float, float]]
 _POINTS = 200
 #: The running mean of the loss spans this share of a run, unless told otherwise.
 _SHARE = 0.05
+#: Sections of a recipe that decide how long a run is followed, not where it goes.
+_FOLLOWED = ("budget", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -119,17 +121,25 @@ def _images(runs: Sequence[RunHistory]) -> Images:
 def _groups(runs: Sequence[RunHistory]) -> list[Group]:
     found: dict[str, list[RunHistory]] = {}
     for run in runs:
-        rest = {key: value for key, value in run.recipe.items() if key not in ("seed", *IRRELEVANT)}
+        rest = _essence(run.recipe)
         # A recipe that cannot be read is like no other.
         found.setdefault(json.dumps(rest, sort_keys=True) if rest else str(run.path), []).append(run)
     members = [sorted(group, key=lambda run: (str(type(run.seed)), run.seed)) for group in found.values()]
-    known = [{key: value for key, value in group[0].recipe.items() if key != "seed"} for group in members]
+    known = [_essence(group[0].recipe) for group in members]
     names = labels([recipe for recipe in known if recipe])
     found_names = iter(names)
     return [
         Group((next(found_names) if recipe else "") or _plain_name(group), group)
         for recipe, group in zip(known, members, strict=True)
     ]
+
+
+def _essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without its seed, and without what decides only how far and how closely a run is followed."""
+    rest = {key: value for key, value in recipe.items() if key not in ("seed", *_FOLLOWED, *IRRELEVANT)}
+    if isinstance(checks := rest.get("validation"), Mapping):
+        rest["validation"] = {key: value for key, value in checks.items() if key not in ("checks", "evaluation")}
+    return rest
 
 
 def _plain_name(group: Sequence[RunHistory]) -> str:

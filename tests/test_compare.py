@@ -163,6 +163,16 @@ def test_reading_needs_no_torch() -> None:
 # Comparing
 
 
+def test_a_longer_run_with_more_checks_is_no_other_setting(tmp_path: Path) -> None:
+    longer = {"budget": {"steps": 99}, "validation": {"count": 4, "checks": 20}}
+    runs = histories(
+        make_run(tmp_path / "a", seed=1, validation={"count": 4}),
+        make_run(tmp_path / "b", seed=2, **longer),
+        make_run(tmp_path / "c", seed=2, validation={"count": 5}),
+    )
+    assert [len(group.runs) for group in compare(runs).groups] == [2, 1]
+
+
 def test_seeds_are_one_group_and_labels_name_what_differs(tmp_path: Path) -> None:
     long = {"name": "isgd", "step": 0.1}
     runs = histories(
