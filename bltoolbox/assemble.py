@@ -33,6 +33,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     """Build everything a recipe names; raises before anything runs if the parts do not fit."""
     registry = registry or load_registry()
     device = pick_device(recipe.device, ranks)
+    set_precision(recipe.tf32)
     check_partners(recipe, registry)
     parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
     operator, regularizer = parts["operator"], parts["regularizer"]
@@ -119,6 +120,16 @@ def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
             + (", and each rank needs one of its own" if ranks.size > 1 else "")
         )
     return device
+
+
+def set_precision(tf32: bool) -> None:
+    """Say what CUDA may do with float32, rather than leave it to the defaults of a version of torch."""
+    convolutions = getattr(torch.backends.cudnn, "conv", None)
+    if convolutions is None:  # before torch 2.9
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        return
+    for owner in (torch.backends.cuda.matmul, convolutions):
+        owner.fp32_precision = "tf32" if tf32 else "ieee"
 
 
 def check_partners(recipe: Recipe, registry: Registry) -> None:

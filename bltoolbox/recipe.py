@@ -119,6 +119,7 @@ class Recipe:
         seed: Of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
         device: Where to compute: auto, cpu, cuda, cuda:1, mps.
+        tf32: Let CUDA round factors of float32 products to 10 bits: faster, but tolerances below about 1e-2 stall.
         color: Colour or gray images.
         data: The training images.
         evaluation: Images the result is tried on, never trained on; none when left out.
@@ -152,6 +153,7 @@ class Recipe:
     seed: Annotated[int, Ge(0)] = 0
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "auto"
+    tf32: bool = False
     color: Literal["rgb", "gray"] = "rgb"
     data: Annotated[Block, OfKind("data")]
     evaluation: Annotated[Block, OfKind("data")] | None = None

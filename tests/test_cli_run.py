@@ -189,3 +189,10 @@ def test_an_interrupted_run_keeps_its_theta(number: signal.Signals, code: int, t
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "interrupted"
     for line in metrics.read_text().splitlines():
         json.loads(line)  # no half-written line
+
+
+def test_a_profile_of_the_first_steps(blt_here: Callable[..., Outcome], tmp_path: Path) -> None:
+    done = blt_here("run", "smoke", *TINY, "-o", str(tmp_path / "run"), "--profile", "-q")
+    assert done.code == 0, done.err
+    trace = json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert any("conv" in str(event.get("name")) for event in trace["traceEvents"])

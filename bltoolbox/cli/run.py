@@ -27,7 +27,7 @@ from bltoolbox.launch import Place
 if TYPE_CHECKING:
     from bltoolbox.cli.progress import Log, Progress
     from bltoolbox.experiment import Experiment
-    from bltoolbox.listeners import RunResult
+    from bltoolbox.listeners import Listener, RunResult
     from bltoolbox.ranks import Ranks
     from bltoolbox.recipe import Recipe
     from bltoolbox.registry import Registry
@@ -75,6 +75,10 @@ def run(
         bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")
     ] = False,
     nproc: Processes = None,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Write a profiler trace of the first steps to RUN_DIR/trace.json."),
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -104,7 +108,7 @@ def run(
         if to_launch(nproc):
             out = out or _fresh(recipe)
             words = ["run", sources[0], *overrides, "--out", str(out)]
-            words += ["--overwrite"] if overwrite else []
+            words += ["--overwrite"] * overwrite + ["--profile"] * profile
             launch([*words, *passed_on(quiet, verbose, as_json, debug, plugin)], nproc, out)
         from bltoolbox.ranks import joined
 
@@ -117,8 +121,16 @@ def run(
                 return
             directory = once(ranks, "directory", lambda: _directory(path, overwrite, ranks))
             with _display(quiet or as_json, verbose) as display, _goodbye(directory, ranks):
-                result = directory.run(experiment, [display])
+                result = directory.run(experiment, [display, *_profilers(profile, path)])
             _show(result, as_json, ranks)
+
+
+def _profilers(wanted: bool, path: Path) -> list[Listener]:
+    if not wanted:
+        return []
+    from bltoolbox.profiling import TRACE_FILE, Profile
+
+    return [Profile(path / TRACE_FILE)]
 
 
 def resume(

@@ -1,0 +1,108 @@
+"""Where a host would wait for a device: the loop looks at residuals now and then, and iterations never do.
+
+Counted on the CPU, through a dispatch mode: reading a number (`.item()`, `bool`), and indices of unknown number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from helpers import initial, lower_level, noisy, small_foe
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from blt_solvers.agd import AGD
+from blt_solvers.gd import GradientDescent
+from blt_solvers.mm import MemoryGradient
+from bltoolbox.interfaces import LowerSolver
+from bltoolbox.linear import ConjugateGradients
+from bltoolbox.loop import solve
+
+WAITS = (
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::masked_select",
+)
+SOLVERS: dict[str, LowerSolver] = {"agd": AGD(), "mm": MemoryGradient(), "gd": GradientDescent()}
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would make the host wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split(".")[0]
+        if name in WAITS:
+            self.seen[name] += 1
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def total(self) -> int:
+        return sum(self.seen.values())
+
+
+def test_the_counter_sees_what_it_is_meant_to_see() -> None:
+    with Waits() as waits:
+        x = torch.arange(4.0)
+        assert bool((x > 1).any()) and x[0].item() == 0 and len(torch.nonzero(x)) == 3
+    assert waits.total == 3
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_an_iteration_makes_no_host_wait(solver: str) -> None:
+    lower, method = lower_level(small_foe(), noisy(3)), SOLVERS[solver]
+    with torch.no_grad():
+        state = method.init(lower, lower.start())
+        with Waits() as waits:
+            for _ in range(3):
+                state = method.step(lower, state)
+    assert not waits.seen
+
+
+def test_derivatives_make_no_host_wait() -> None:
+    lower = lower_level(small_foe(), noisy(3))
+    x = lower.start()
+    with torch.no_grad(), Waits() as waits:
+        hessian = lower.linearize(x)
+        hessian.hvp(x)
+        lower.gradient(x)
+    lower.mixed(x, x, torch.ones(len(x), dtype=x.dtype))
+    assert not waits.seen
+
+
+def test_conjugate_gradients_look_once_an_iteration_at_the_curvature() -> None:
+    """Non-positive curvature must be met at once; that is the only look."""
+    lower, method = lower_level(small_foe(), noisy(3)), ConjugateGradients()
+    x = lower.start()
+    with torch.no_grad():
+        hessian = lower.linearize(x)
+        state = method.init(hessian, x, torch.zeros_like(x), torch.zeros(len(x), dtype=x.dtype))
+        with Waits() as waits:
+            for _ in range(4):
+                state = method.step(hessian, state)
+    assert waits.total == 4
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_loop_waits_only_at_its_checks(solver: str) -> None:
+    """As many looks for 40 iterations in checks of 8 as for 5 in checks of 1: four at most for each."""
+    counts = {}
+    for every in (1, 8):
+        lower = lower_level(small_foe(), noisy(3))
+        with Waits() as waits:
+            solution = solve(SOLVERS[solver], lower, lower.start(), 0.0, limit=40, check_every=every)
+        assert int(solution.iterations.max()) == 40
+        counts[every] = waits.total
+    assert counts[8] <= 4 * (40 / 8 + 1) + 8, counts
+    assert counts[1] > 3 * counts[8], counts
+
+
+def test_the_initial_parameters_need_no_device() -> None:
+    assert all(value.device.type == "cpu" for value in initial(small_foe()).values())
