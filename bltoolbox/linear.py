@@ -98,7 +98,7 @@ def smallest_ritz(system: System, start: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         w = system.hvp(v) - expand(beta, before) * before
         alpha = dot(v, w)
-        # Beyond an invariant subspace there is nothing: a copy of the first entry is no smaller than the smallest value.
+        # Beyond an invariant subspace there is nothing: a copy of the first entry is no smaller than the least value.
         diagonal.append(torch.where(alive, alpha, diagonal[0]) if diagonal else alpha)
         w = w - expand(alpha, v) * v
         beta = norm(w)

@@ -9,8 +9,9 @@ further than the last one measured (the curvature of f grows along the way): α 
 r < `low`, and kept in between. Other steps are those of ISGD, at no extra cost.
 
 Values of f_v are inexact, too: both sides are solved to the accuracy `value_tol`·ε_k from the same warm starts. A
-first step that promises less than such values can tell is lengthened tenfold unseen, and then doubled or halved as
-often as it takes, so that one wrong by orders of magnitude costs a few solves and not a run.
+first step that promises less than such values can tell is lengthened tenfold unseen, one that promises more than a
+quarter of the loss is cut to that, and then it is doubled or halved as often as it takes: a first step wrong by orders
+of magnitude costs a few solves and not a run.
 
 When to choose it: mini-batches, and no idea of the step length. A tuned `isgd` does as well, and no better.
 
@@ -28,7 +29,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from blt_upper.schedule import Auto, descend, first_step, sampled_gradient, step_metrics
 from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
-from bltoolbox.results import Step
+from bltoolbox.results import HypergradientResult, Step
 from bltoolbox.tensors import theta_norm
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
@@ -88,7 +89,7 @@ class ISGDLineSearch(UpperOptimizer):
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
         result, after, k = sampled.result, sampled.state, state["k"]
-        alpha, trials = after.get("step") or first_step(self.step_size, theta, result), 0
+        alpha, trials = after.get("step") or self._first(theta, result), 0
         length = theta_norm(result.gradient.values())
         if k < _FIRST or k % self.every == 0 or alpha * length > _FAR * after["reach"]:
             tol = self.value_tol * sampled.tol
@@ -97,6 +98,11 @@ class ISGDLineSearch(UpperOptimizer):
         moved = descend(oracle, theta, result.gradient, alpha)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient) | {"trials": trials}
         return Step(moved, after | {"k": k + 1, "step": alpha}, result.value.value, metrics)
+
+    def _first(self, theta: Theta, result: HypergradientResult) -> float:
+        """α_0, cut to what `auto` would try: where a θ far off leads, one value may cost more than a run."""
+        safe = first_step("auto", theta, result)
+        return safe if self.step_size == "auto" else min(self.step_size, safe)
 
     def _measure(
         self, theta: Theta, oracle: Oracle, z: Theta, alpha: float, tol: float, k: int

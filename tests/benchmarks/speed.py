@@ -6,8 +6,8 @@
 One batch of 32 colour images of 96² (BSDS500 crops if $BLT_DATA names a folder with bsd-train-96, else crops of the
 photographs of scikit-image), a trained Field of Experts, float32, the same threads, tolerances and stopping rule for
 both. Candidates take turns, and the best of several times counts. Wanted ratios are printed as met or missed; nothing
-is asserted, as these figures depend on the machine. ``difference`` is relative for derivatives; for whole solves it is the
-largest distance of two solutions as a part of the tolerance: two solutions to ε differ by at most 2ε.
+is asserted, as these figures depend on the machine. ``difference`` is relative for derivatives; for whole solves it is
+the largest distance of two solutions as a part of the tolerance: two solutions to ε differ by at most 2ε.
 """
 
 from __future__ import annotations
