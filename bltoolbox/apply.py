@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bltoolbox.errors import BltError
@@ -85,7 +86,7 @@ def apply_to(
         outcome.error = str(error)
     except BltError as error:
         outcome.error = f"{job.source}: {error}"
-    except MemoryError:
+    except (MemoryError, torch.OutOfMemoryError):
         outcome.error = f"{job.source} does not fit into the memory"
     except OSError as error:
         outcome.error = f"{error.filename or job.target}: {error.strerror or error}"

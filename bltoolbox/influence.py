@@ -28,7 +28,7 @@ MOST = 128
 _LENGTH = 2 * MOST + 32
 #: Where flat parts of typical images lie.
 _GRAY = 0.5
-_ITERATIONS = 400
+_ITERATIONS = 300
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def margin(operator: Operator, theta: Theta, channels: int, side: int) -> tuple[
 
 def measure_overlap(problem: Problem, theta: Theta, channels: int, side: int) -> Overlap:
     """The smallest overlap that leaves less than ``LEVEL`` of a change."""
-    left = _reach(problem, theta, channels, max(16, 2 * side))
+    left = _reach(problem, theta, channels, max(16, side))
     below = [distance for distance in range(len(left)) if float(left[distance:].max()) <= LEVEL]
     pixels = min(MOST, 8 * -(-below[0] // 8)) if below else MOST
     return Overlap(pixels, float(left[pixels:].max()))
@@ -84,7 +84,8 @@ def _reach(problem: Problem, theta: Theta, channels: int, width: int) -> Tensor:
     """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
     reference = next(iter(theta.values()))
     generator = keyed_generator("influence")
-    noise = torch.randn(1, channels, width, _LENGTH, generator=generator).to(reference)
+    length = max(_LENGTH, width + MOST)
+    noise = torch.randn(1, channels, width, length, generator=generator).to(reference)
     x = torch.cat([torch.full_like(noise, _GRAY)] * 2 + [noise] * 2)
     operator, operator_theta = problem.operator, split(theta, "operator")
     with torch.no_grad():
@@ -98,8 +99,10 @@ def _reach(problem: Problem, theta: Theta, channels: int, width: int) -> Tensor:
         # What is asked for is a small part of the change, but more than the rounding of float32.
         tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
         try:
-            found = solve_linear(method, system, rhs, torch.zeros_like(rhs), tol, _ITERATIONS)[0]
-        except BltError:  # not definite: nothing is known, and the largest overlap is taken
+            found, residual, _ = solve_linear(method, system, rhs, torch.zeros_like(rhs), tol, _ITERATIONS)
+        except BltError:  # not definite
             return torch.ones(MOST + 1)
+    if bool((residual > 10 * tol).any()):  # nothing is known, and the largest overlap is taken
+        return torch.ones(MOST + 1)
     line = y.shape[3] - MOST + (x.shape[3] - y.shape[3]) // 2
     return found.abs().amax((0, 1, 2))[:line].flip(0).cpu()

@@ -257,8 +257,11 @@ def write_picture(path: Path, picture: Picture) -> list[str]:
     picture = _fitting(picture, format, notes)
     try:
         write_bytes(path, _encoded(picture, format, options, notes))
-    except OSError as error:
-        raise ImageError(f"{os.fspath(path)} cannot be written: {error.strerror or error}") from error
+    except Exception as error:  # a format may not hold a picture of this size, and encoders raise anything
+        reason = (
+            (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        )
+        raise ImageError(f"{os.fspath(path)} cannot be written: {reason}") from error
     return notes
 
 
@@ -308,7 +311,7 @@ def _encoded(picture: Picture, format: str, options: dict[str, Any], notes: list
             settings["compression"] = "raw"
             notes.append("written without compression, with which Pillow cannot write EXIF data")
     if settings.get("lossless"):
-        settings.pop("quality")
+        settings.pop("quality", None)
     out = io.BytesIO()
     image.save(out, format, **settings)
     return out.getvalue()
@@ -326,9 +329,9 @@ def _settings(format: str) -> dict[str, Any]:
 
 def _tags(exif: bytes | None) -> TiffImagePlugin.ImageFileDirectory_v2:
     tags = TiffImagePlugin.ImageFileDirectory_v2()
-    if exif is not None:
+    with contextlib.suppress(Exception):  # damaged metadata are no reason to lose the pixels
         known = Image.Exif()
-        known.load(exif)
+        known.load(exif or b"")
         for tag in _TELLING:
             if tag in known:
                 tags[tag] = known.get_ifd(tag) if tag in _DIRECTORIES else known[tag]

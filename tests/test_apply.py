@@ -120,6 +120,14 @@ def test_out_may_be_a_file_of_another_format(blt_here: Call) -> None:
         assert image.format == "JPEG" and image.size == (30, 24)
 
 
+def test_formats_that_are_not_written_become_png(blt_here: Call) -> None:
+    save("a.bmp")
+    done = blt_here("apply", "toy.safetensors", "a.bmp")
+    assert done.code == 0 and ".bmp is not written, so it becomes PNG" in done.err
+    with Image.open("a-restored.png") as image:
+        assert image.format == "PNG"
+
+
 def test_what_exists_is_kept_unless_forced(blt_here: Call) -> None:
     save("in/a.png")
     save("in/b.png")

@@ -324,6 +324,24 @@ def test_troubles_are_sentences(tmp_path: Path) -> None:
         write_picture(tmp_path / "no" / "such.jpg", picture)
 
 
+def test_pictures_that_a_format_cannot_hold(tmp_path: Path) -> None:
+    Image.new("L", (16400, 2)).save(tmp_path / "long.png")
+    with pytest.raises(ImageError, match=r"long\.webp cannot be written"):
+        same(tmp_path / "long.png", tmp_path / "long.webp")
+    assert not (tmp_path / "long.webp").exists()
+
+
+@pytest.mark.parametrize("format", ["BMP", "GIF", "PPM", "JPEG", "WEBP", "TIFF"])
+def test_formats_under_another_name(format: str, tmp_path: Path) -> None:
+    """What a file is, its content says; what it becomes, its name."""
+    options: dict[str, Any] = {"lossless": True} if format == "WEBP" else {}
+    image("RGB").save(tmp_path / "a.png", format, **options)
+    same(tmp_path / "a.png", tmp_path / "b.png")
+    with Image.open(tmp_path / "a.png") as before, Image.open(tmp_path / "b.png") as after:
+        assert (before.format, after.format) == (format, "PNG")
+        np.testing.assert_array_equal(np.asarray(after), np.asarray(before.convert("RGB")))
+
+
 def test_values_are_written_as_given(tmp_path: Path) -> None:
     image("RGBA").save(tmp_path / "a.png")
     picture = read_picture(tmp_path / "a.png")
@@ -338,3 +356,5 @@ def test_values_are_written_as_given(tmp_path: Path) -> None:
 def test_damaged_metadata_are_no_reason_to_lose_the_pixels(tmp_path: Path) -> None:
     image("RGB").save(tmp_path / "a.png", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff")
     assert read_picture(tmp_path / "a.png").colours.shape == (31, 45, 3)
+    same(tmp_path / "a.png", tmp_path / "b.tif")
+    assert read_picture(tmp_path / "b.tif").colours.shape == (31, 45, 3)

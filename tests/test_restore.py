@@ -11,6 +11,7 @@ import torch
 from toy_models import as_bytes, clean_picture, noisy_picture, toy_model
 
 from blt_operators.blur import Blur
+from bltoolbox import influence
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.influence import LEVEL
 from bltoolbox.metrics import psnr
@@ -56,7 +57,7 @@ def test_denoising_in_tiles_is_denoising_the_whole(regularizer: dict[str, Any]) 
 
 
 def test_deblurring_in_tiles() -> None:
-    """The figure is measured: 3e-5 for a Gaussian of 2 pixels and strong convexity 0.01."""
+    """The figure is measured: 2e-5 for a Gaussian of 2 pixels and strong convexity 0.01."""
     model = toy_model(
         operator={"name": "blur", "size": 7, "sigma": 2},
         strong_convexity=1e-2,
@@ -88,6 +89,13 @@ def test_the_overlap_grows_with_the_reach() -> None:
     )
     assert 0 < near.pixels < far.pixels
     assert near.left <= LEVEL and far.left <= LEVEL
+
+
+def test_where_the_reach_is_not_found_the_largest_overlap_is_taken(
+    colour: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(influence, "_ITERATIONS", 2)
+    assert Restorer(colour)._measured() == influence.Overlap(influence.MOST, 1.0)
 
 
 def test_tiles_cover_thin_and_odd_pictures(colour: Model) -> None:
