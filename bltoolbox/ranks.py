@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import secrets
 import signal
 import threading
 import time
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous as find
 
 from bltoolbox.errors import BltError, NumericalError
 from bltoolbox.interrupts import Interrupted
@@ -36,6 +39,8 @@ _MESSAGE = 4096
 _SLICE = 1 << 20
 #: Seconds that ranks wait for each other, unless BLT_RANK_TIMEOUT says otherwise.
 _TIMEOUT = 1800.0
+#: Seconds after which whoever has greeted rank 0 asks whether it is still the same.
+_ANSWER = 2.0
 
 
 class RankFailed(BltError):
@@ -100,21 +105,25 @@ class Group(Ranks):
         self._now = 0.0
         #: CUDA tensors travel by NCCL, everything else by Gloo.
         self._cuda = torch.cuda.is_available() and dist.is_nccl_available()
-        limit = float(os.environ.get("BLT_RANK_TIMEOUT", _TIMEOUT))
+        limit = timedelta(seconds=float(os.environ.get("BLT_RANK_TIMEOUT", _TIMEOUT)))
         try:
+            store, _, _ = next(find(rendezvous, self.rank, self.size, timeout=limit))
+            store.set_timeout(limit)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._cuda else "gloo",
-                init_method=rendezvous,
+                store=dist.PrefixStore(_attempt(store, self.rank, self.size), store),  # type: ignore[attr-defined]
                 rank=self.rank,
                 world_size=self.size,
-                timeout=timedelta(seconds=limit),
+                timeout=limit,
             )
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
         self.gather("start")
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; one that is broken falls apart by itself."""
+        if self.broken:
+            return
         with contextlib.suppress(RuntimeError, ValueError):
             dist.destroy_process_group()
 
@@ -226,7 +235,8 @@ class Group(Ranks):
 
     def _lost(self, error: Exception) -> RankLost:
         self.broken = True
-        reason = str(error).strip().partition("\n")[0]
+        # Gloo begins with a line of its source, and goes on with advice that does not help here.
+        reason = re.sub(r"\[/[^]]*\] *", "", str(error).strip().partition("\n")[0]).partition(". ")[0]
         return RankLost(
             f"rank {self.rank} of {self.size} lost contact with another rank: its process or its machine is gone"
             f" ({reason})"
@@ -249,6 +259,32 @@ def joined() -> Iterator[Ranks]:
         yield group
     finally:
         group.close()
+
+
+def _attempt(store: Any, rank: int, size: int) -> str:
+    """A name that the ranks of this start share, and that no start before it had.
+
+    torchrun may give the ranks that it starts again the store of those before, with addresses where nobody listens any
+    more. So rank 0 invents a name and answers everyone who greets it by that name; who gets no answer has found
+    the name of a rank 0 that is gone, and looks again.
+    """
+    if rank == 0:
+        name = secrets.token_hex(8)
+        store.set("blt/name", name)
+        for other in range(1, size):
+            store.set(f"blt/answer/{store.get(f'blt/{name}/{other}').decode()}", "")
+        return name
+    end = time.monotonic() + store.timeout.total_seconds()
+    while True:
+        name, greeting = store.get("blt/name").decode(), secrets.token_hex(8)
+        store.set(f"blt/{name}/{rank}", greeting)
+        try:
+            store.wait([f"blt/answer/{greeting}"], timedelta(seconds=_ANSWER))
+        except RuntimeError:
+            if time.monotonic() > end:
+                raise
+        else:
+            return name
 
 
 def _follow_launcher() -> None:

@@ -40,25 +40,30 @@ PATIENCE = 120.0
 
 METHODS: dict[str, dict[str, object]] = {
     "isgd": {"upper_optimizer": {"name": "isgd", "step": 5e-3, "tol": 0.1}, "sampler": {"size": 4}},
-    "maid": {"upper_optimizer": {"name": "maid", "step": 1e-2, "tol": 0.05}, "sampler": {"name": "full"}},
+    "maid": {
+        "upper_optimizer": {"name": "maid", "step": 1e-2, "tol": 0.05},
+        "sampler": {"name": "full"},
+        # Quicker at each new θ.
+        "color": "gray",
+    },
     "iadam": {
         "upper_optimizer": {"name": "iadam", "step": 1e-2, "tol": 0.1},
-        "sampler": {"name": "nice", "size": 5},
+        "sampler": {"name": "nice", "size": 3},
     },
 }
 
 
 def recipe(method: str, steps: int = 20, every: float = 60.0, **changes: object) -> Recipe:
     settings = {
-        "data": {"name": "dead-leaves", "count": 12, "size": 16},
-        "evaluation": {"name": "dead-leaves", "count": 5, "size": 16, "seed": 7},
+        "data": {"name": "dead-leaves", "count": 8, "size": 12},
+        "evaluation": {"name": "dead-leaves", "count": 5, "size": 12, "seed": 7},
         "dtype": "float64",
         "regularizer": {"name": "foe", "filters": 3, "kernel_size": 3},
         "lower_solver": "mm",
         "validation": {"count": 2, "checks": 4},
         "checkpoint": {"every": every},
         "certificates": {"every": 3},
-        "chunk": 3,
+        "chunk": 4,
         "budget": {"steps": steps},
     }
     return recipe_from_dict(settings | METHODS[method] | changes)
@@ -243,7 +248,7 @@ class TestTheSameResult:
         assert 0 in [line["batch"] for line in lines(tmp_path / "run" / "metrics.jsonl")]
 
     def test_trial_solutions_of_guests_become_warm_starts_at_home(self, tmp_path: Path) -> None:
-        ids = [0, 2, 4, 6, 3]  # four live on rank 0 of two, one on rank 1
+        ids = [0, 2, 4, 3]  # three live on rank 0 of two, one on rank 1
 
         def work(ranks: Ranks) -> list[Any]:
             oracle = assemble(recipe("isgd"), ranks=ranks).oracle
@@ -253,7 +258,7 @@ class TestTheSameResult:
             value = batch.value({name: one + 0.01 for name, one in theta.items()}, 0.01)
             batch.accept(value)
             held = {
-                i: oracle.solutions.lend([i], torch.empty(0, 3, 16, 16, dtype=torch.float64)) for i in ids
+                i: oracle.solutions.lend([i], torch.empty(0, 3, 12, 12, dtype=torch.float64)) for i in ids
             }
             rows = {i: row.flatten().tolist() for i, (known, row) in held.items() if oracle.solutions.owns(i)}
             return [value.value, value.lower, value.upper, rows]
@@ -261,7 +266,7 @@ class TestTheSameResult:
         (expected,) = [work(ALONE)]
         found = on_ranks(tmp_path, 2, work)
         assert found[0][:3] == found[1][:3] == pytest.approx(expected[:3], rel=1e-12)
-        assert set(found[0][3]) == {"0", "2", "4", "6"} and set(found[1][3]) == {"3"}
+        assert set(found[0][3]) == {"0", "2", "4"} and set(found[1][3]) == {"3"}
         for part in found:
             for i, row in part[3].items():
                 assert row == pytest.approx(expected[3][int(i)], abs=1e-12)
@@ -327,20 +332,20 @@ class TestFailures:
     def test_what_fails_numerically_on_one_rank_is_recovered_from_by_all(
         self, policy: str, tmp_path: Path
     ) -> None:
-        one, calls = recipe("isgd", 8, on_divergence=policy), [3, 4, 7]
+        one, calls = recipe("isgd", 8, on_divergence=policy), [2, 3, 4, 7]
 
         def work(ranks: Ranks, out: Path) -> None:
             experiment = assemble(one, ranks=ranks)
-            batch, _ = experiment.sampler.next({"m": 10, "seed": 0, "epoch": 0, "position": 8})
+            batch, _ = experiment.sampler.next({"m": 6, "seed": 0, "epoch": 0, "position": 4})
             spoil(experiment, NumericalError("no sample like this"), batch.ids[0], calls)
             RunDirectory(out, ranks=ranks).run(experiment)
 
         if policy == "stop":
-            with pytest.raises(NumericalError, match="step 3: no sample like this"):
+            with pytest.raises(NumericalError, match="step 2: no sample like this"):
                 work(ALONE, tmp_path / "alone")
             ends = Processes(tmp_path, 3, lambda ranks: work(ranks, tmp_path / "run")).wait()
-            assert ends == [["NumericalError", "step 3: no sample like this"]] * 3
-            assert "failed: step 3" in (tmp_path / "run" / "status.json").read_text()
+            assert ends == [["NumericalError", "step 2: no sample like this"]] * 3
+            assert "failed: step 2" in (tmp_path / "run" / "status.json").read_text()
             return
         work(ALONE, tmp_path / "alone")
         on_ranks(tmp_path, 3, lambda ranks: work(ranks, tmp_path / "run"))
@@ -389,7 +394,7 @@ class TestFailures:
         def work(ranks: Ranks) -> None:
             oracle = assemble(recipe("maid"), ranks=ranks).oracle
             theta = {k: v + 1e-15 * ranks.rank for k, v in assemble(recipe("maid")).theta.items()}
-            oracle.on(Batch(range(10), [1.0] * 10)).value(theta, 0.1)
+            oracle.on(Batch(range(6), [1.0] * 6)).value(theta, 0.1)
 
         ends = Processes(tmp_path, 2, work).wait()
         assert all(kind == "RankFailed" and "out of step" in said for kind, said in ends)
@@ -406,8 +411,7 @@ class TestFailures:
 
 
 class TestInterruptions:
-    @pytest.mark.parametrize("method", ["isgd", "maid"])
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize(("method", "number"), [("isgd", signal.SIGINT), ("maid", signal.SIGTERM)])
     def test_a_signal_to_one_rank_stops_all_at_the_same_call(
         self, method: str, number: signal.Signals, tmp_path: Path
     ) -> None:
@@ -424,8 +428,9 @@ class TestInterruptions:
         run_on(tmp_path, 2, one, whole)
         assert_same(whole, stopped)
 
-    @pytest.mark.parametrize("sizes", [(2, 3), (3, 1), (1, 2)])
-    @pytest.mark.parametrize("method", ["isgd", "maid"])
+    @pytest.mark.parametrize(
+        ("method", "sizes"), [("isgd", (2, 3)), ("maid", (2, 3)), ("maid", (3, 1)), ("maid", (1, 2))]
+    )
     def test_it_goes_on_on_another_number_of_ranks(
         self, method: str, sizes: tuple[int, int], alone: Mapping[str, Path], tmp_path: Path
     ) -> None:
@@ -451,10 +456,10 @@ class TestInterruptions:
 
     @pytest.mark.parametrize("method", ["isgd", "maid"])
     def test_a_rank_killed_again_and_again_leaves_no_trace(self, method: str, tmp_path: Path) -> None:
-        one, whole, killed = recipe(method, 12, every=0.0), tmp_path / "whole", tmp_path / "killed"
-        run_on(tmp_path, 2, recipe(method, 12), whole)
+        one, whole, killed = recipe(method, 8, every=0.0), tmp_path / "whole", tmp_path / "killed"
+        run_on(tmp_path, 2, recipe(method, 8), whole)
         chance = random.Random(method)
-        for _ in range(4):
+        for _ in range(3):
             before = manifests(killed)
 
             def work(ranks: Ranks, known: bool = bool(before)) -> None:
@@ -484,7 +489,7 @@ def manifests(path: Path) -> list[str]:
 class TestCommands:
     def test_a_killed_rank_is_named_and_the_run_can_be_taken_up(self, tmp_path: Path) -> None:
         file, whole, killed = tmp_path / "recipe.yaml", tmp_path / "whole", tmp_path / "killed"
-        file.write_text(recipe("isgd", 60, every=0.0).to_yaml())
+        file.write_text(recipe("isgd", 30, every=0.0).to_yaml())
         process = subprocess.Popen(
             [*BLT, "run", str(file), "-o", str(killed), "--nproc", "2"], stderr=subprocess.PIPE, text=True
         )
@@ -501,8 +506,8 @@ class TestCommands:
             timeout=PATIENCE,
         )
         assert again.returncode == 0, again.stderr
-        assert json.loads(again.stdout)["steps"] == 60
-        run_on(tmp_path, 2, recipe("isgd", 60), whole)
+        assert json.loads(again.stdout)["steps"] == 30
+        run_on(tmp_path, 2, recipe("isgd", 30), whole)
         assert_same(whole, killed)
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -523,7 +528,7 @@ class TestCommands:
 
     def test_torchrun_takes_a_run_up_again(self, tmp_path: Path) -> None:
         file, whole, out = tmp_path / "recipe.yaml", tmp_path / "whole", tmp_path / "run"
-        file.write_text(recipe("isgd", 60, every=0.0).to_yaml())
+        file.write_text(recipe("isgd", 30, every=0.0).to_yaml())
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         process = subprocess.Popen(
             [*torchrun, "--max-restarts=1", "-m", "bltoolbox", "run", str(file), "-o", str(out)],
@@ -534,7 +539,7 @@ class TestCommands:
         os.kill(wait_for_ranks(process, out)[1], signal.SIGKILL)
         _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, said
-        run_on(tmp_path, 2, recipe("isgd", 60), whole)
+        run_on(tmp_path, 2, recipe("isgd", 30), whole)
         assert_same(whole, out)
 
     def test_a_recipe_that_is_wrong_is_refused_once(self, tmp_path: Path) -> None:
