@@ -164,7 +164,7 @@ def _log_scale(panel: Any, which: str) -> None:
     if high / low < 30:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter("{x:g}" if high < 1e5 else LogFormatterSciNotation(labelOnlyBase=False))
-        axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _spans(values: Sequence[float], factor: float) -> bool:

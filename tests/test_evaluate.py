@@ -39,6 +39,7 @@ def test_the_figures_of_the_run_are_found_again(trained: Path, capsys: pytest.Ca
     assert code == 0 and len(found["images"]) == 3
     assert found["psnr"] == pytest.approx(status["psnr_after"], abs=1e-9)
     assert found["psnr_before"] == pytest.approx(status["psnr_before"], abs=1e-9)
+    assert all(0 < image["ssim"] <= 1 for image in found["images"])
     assert found["psnr"] == pytest.approx(sum(image["psnr"] for image in found["images"]) / 3)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, split_overrides
 from bltoolbox.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def register(app: typer.Typer) -> None:
@@ -41,6 +44,7 @@ def evaluate(
     registry = open_registry(plugin, warn=not as_json)
     from bltoolbox.assemble import build, evaluation_samples
     from bltoolbox.evaluation import evaluate as measure
+    from bltoolbox.metrics import ssim
     from bltoolbox.model import Model
     from bltoolbox.problem import Problem
     from bltoolbox.recipe import recipe_from_dict
@@ -54,17 +58,30 @@ def evaluate(
     samples = evaluation_samples(recipe, operator, registry)
     theta = {name: value.to(samples.device, samples.dtype) for name, value in model.theta.items()}
     options = {"tol": recipe.evaluation_tol, "chunk": recipe.chunk, "limit": recipe.iteration_limit}
-    found = measure(problem, theta, samples, solver, **options)  # type: ignore[arg-type]
-    rows = list(zip(found.labels, found.before, found.after, strict=True))
+    rows: list[tuple[str, float, float, float]] = []
+    iterations = 0
+    for first in range(0, len(samples), recipe.chunk):
+        part = range(first, min(first + recipe.chunk, len(samples)))
+        found = measure(problem, theta, samples, solver, positions=part, keep=len(part), **options)  # type: ignore[arg-type]
+        likeness = [ssim(_picture(image.x), _picture(image.x_true)) for image in found.images]
+        rows += zip(found.labels, found.before, found.after, likeness, strict=True)
+        iterations += found.iterations
+    mean = [sum(column) / len(rows) for column in list(zip(*(row[1:] for row in rows), strict=True))]
     if as_json:
-        images = [{"image": label, "psnr_before": before, "psnr": after} for label, before, after in rows]
-        mean = {"psnr_before": found.psnr_before, "psnr": found.psnr, "iterations": found.iterations}
-        print_json({"model": targets[0], **mean, "images": images})
+        names = ("image", "psnr_before", "psnr", "ssim")
+        images = [dict(zip(names, row, strict=True)) for row in rows]
+        figures = dict(zip(names[1:], mean, strict=True)) | {"iterations": iterations}
+        print_json({"model": targets[0], **figures, "images": images})
         return
     from bltoolbox.cli.tables import print_rows
 
-    table = [("image", "measured", "restored", "gain")]
-    rows.append(("mean", found.psnr_before, found.psnr))
-    for label, before, after in rows:
-        table.append((label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}"))
-    print_rows(table, title="PSNR in dB")
+    table = [("image", "measured", "restored", "gain", "SSIM")]
+    rows.append(("mean", mean[0], mean[1], mean[2]))
+    for label, before, after, alike in rows:
+        table.append((label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", f"{alike:.4f}"))
+    print_rows(table, title="PSNR in dB, and structural similarity of the restored image")
+
+
+def _picture(image: Tensor) -> Any:
+    """H×W×C in [0, 1]."""
+    return image.clamp(0, 1).permute(1, 2, 0).numpy()
