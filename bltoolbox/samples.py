@@ -5,8 +5,8 @@
 n_i is drawn on the CPU from a generator keyed by (seed, id): a sample has the same noise in every epoch, order,
 batch size, process and device, and after a resume. Measurements are not clipped.
 
-Images are read one by one in ``workers`` threads, or all together in the calling one; an image depends on its id
-alone, so the result is the same.
+Images are read and noise is drawn one by one in ``workers`` threads, or all together in the calling one; both depend
+on the id alone, so the result is the same.
 """
 
 from __future__ import annotations
@@ -98,10 +98,8 @@ class Samples:
 
     def _noise(self, ids: Sequence[int], shape: Sequence[int]) -> Tensor:
         # Drawn in float64 whatever the dtype of the run, so that both see the same noise.
-        draws = [
-            torch.randn(
-                *shape, dtype=torch.float64, generator=keyed_generator("noise", self.stream, self.seed, i)
-            )
-            for i in ids
-        ]
-        return torch.stack(draws)
+        def draw(i: int) -> Tensor:
+            generator = keyed_generator("noise", self.stream, self.seed, i)
+            return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+        return torch.stack(list(map(draw, ids) if self.pool is None else self.pool.map(draw, ids)))

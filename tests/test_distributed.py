@@ -526,6 +526,21 @@ class TestCommands:
         assert said.strip() == f"interrupted; go on with: blt resume {out} --nproc 2"
         assert manifests(out) and not any(alive(pid) for pid in ranks)
 
+    def test_ranks_do_not_outlive_the_command_but_write_a_checkpoint(self, tmp_path: Path) -> None:
+        file, out = tmp_path / "recipe.yaml", tmp_path / "run"
+        file.write_text(recipe("isgd", 10_000).to_yaml())
+        process = subprocess.Popen(
+            [*BLT, "run", str(file), "-o", str(out), "--nproc", "2"], stderr=subprocess.DEVNULL
+        )
+        ranks = wait_for_ranks(process, out, "metrics.jsonl")
+        process.kill()
+        process.wait()
+        end = time.monotonic() + PATIENCE
+        while any(alive(pid) for pid in ranks) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(alive(pid) for pid in ranks)
+        assert json.loads((out / "status.json").read_text())["status"] == "interrupted" and manifests(out)
+
     def test_torchrun_takes_a_run_up_again(self, tmp_path: Path) -> None:
         file, whole, out = tmp_path / "recipe.yaml", tmp_path / "whole", tmp_path / "run"
         file.write_text(recipe("isgd", 30, every=0.0).to_yaml())
@@ -557,7 +572,7 @@ class TestCommands:
 
 
 def wait_for_ranks(
-    process: subprocess.Popen[str], out: Path, sign: str = "checkpoints/state-*.ckpt"
+    process: subprocess.Popen[Any], out: Path, sign: str = "checkpoints/state-*.ckpt"
 ) -> list[int]:
     """The processes of the ranks, in their order, once the run has come as far as ``sign``."""
     end = time.monotonic() + PATIENCE
