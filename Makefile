@@ -1,6 +1,7 @@
 # make run    set up what is missing and run recipes/denoise.yaml
 # make test   set up what is missing, lint, and run the tests
 # make lint   ruff and mypy
+# make bench  measure speed against published style and against the machine; a few minutes, $BLT_DATA is used if set
 # make docs   write the generated pages of docs/ from the code
 # make clean  remove the virtual environment and all caches
 #
@@ -19,7 +20,7 @@ NEW_ENOUGH := import sys, venv; sys.exit(sys.version_info < (3, 11))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test lint format docs clean FORCE
+.PHONY: help run test bench lint format docs clean FORCE
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,6 +32,12 @@ run: $(STAMP)
 test: lint
 	@echo '== pytest'
 	@$(PY) -m pytest -q -n 2
+
+bench: $(STAMP)
+	@echo '== speed'
+	@$(PY) tests/benchmarks/speed.py
+	@echo '== growth'
+	@$(PY) tests/benchmarks/growth.py
 
 lint: $(STAMP)
 	@echo '== ruff check'
