@@ -138,7 +138,9 @@ def _essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe without its seed, and without what decides only how far and how closely a run is followed."""
     rest = {key: value for key, value in recipe.items() if key not in ("seed", *_FOLLOWED, *IRRELEVANT)}
     if isinstance(checks := rest.get("validation"), Mapping):
-        rest["validation"] = {key: value for key, value in checks.items() if key not in ("checks", "evaluation")}
+        rest["validation"] = {
+            key: value for key, value in checks.items() if key not in ("checks", "evaluation")
+        }
     return rest
 
 

@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -234,10 +235,10 @@ class BatchOracle:
                     tally.charge(_cost_of(solution, estimate))
                 tally.charge(oracle.counter.collect())
                 tally.certificate = {} if certificate is None else certificate.word()
-            return vars(tally)
+            return tally.word()
 
         total = merge(oracle.ranks.each(self._place(question, theta), work))
-        oracle.charge(Cost(**total.cost) + Cost(slowest=slowest.total(oracle.ranks.largest(slowest.most))))
+        oracle.charge(replace(total.cost, slowest=slowest.total(oracle.ranks)))
         return total
 
     def _place(self, question: str, theta: Theta) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bltoolbox.problem import LowerLevel, UpperLoss
+from bltoolbox.ranks import Ranks
 from bltoolbox.results import Cost, Estimate, Scales, Solution, Status, Value
 from bltoolbox.tensors import norm
 
@@ -33,7 +34,7 @@ class Chunk:
 
 @dataclass
 class Tally:
-    """Plain numbers only: this is what one rank tells the others."""
+    """Plain numbers: this is what one rank tells the others."""
 
     value: float = 0.0
     lower: float = 0.0
@@ -54,7 +55,7 @@ class Tally:
     slope: float = 0.0
     #: What a certificate says of the samples, and the ledger.
     certificate: dict[str, Any] = field(default_factory=dict)
-    cost: dict[str, int] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)
 
     def solved(self, chunk: Chunk, solution: Solution) -> None:
         """Values and their bounds of one chunk."""
@@ -89,7 +90,11 @@ class Tally:
 
     def charge(self, cost: Cost) -> None:
         """Add to the ledger."""
-        self.cost = asdict(Cost(**self.cost) + cost)
+        self.cost = self.cost + cost
+
+    def word(self) -> dict[str, Any]:
+        """As plain data."""
+        return vars(self) | {"cost": vars(self.cost)}
 
     def as_value(self, trial: object = None) -> Value:
         """f with its bounds; infinite where a solve failed."""
@@ -113,13 +118,10 @@ _LARGEST = {"residual", "adjoint_residual"}
 
 def merge(words: Sequence[Mapping[str, Any]]) -> Tally:
     """One tally of those of all ranks, added in their order."""
-    total = Tally(**words[0])
+    total: dict[str, Any] = dict(words[0])
     for word in words[1:]:
-        other = Tally(**word)
-        for one in fields(Tally):
-            mine, theirs = getattr(total, one.name), getattr(other, one.name)
-            setattr(total, one.name, _join(one.name, mine, theirs))
-    return total
+        total = _join("", total, word)
+    return Tally(**total | {"cost": Cost(**total["cost"])})
 
 
 def _join(name: str, mine: Any, theirs: Any) -> Any:
@@ -141,17 +143,22 @@ class Slowest:
 
     def __init__(self, count: int, chunk: int) -> None:
         self.count, self.chunk = count, chunk
-        self.most = torch.zeros(2 * -(-count // chunk), dtype=torch.long)
+        #: The most iterations of a lower-level solve and of a linear system, chunk after chunk.
+        self.most = [0] * (2 * -(-count // chunk))
 
     def add(self, positions: Sequence[int], solution: Solution, estimate: Estimate | None = None) -> None:
         kinds = [solution.iterations] + ([] if estimate is None else [estimate.iterations])
-        index = torch.as_tensor(positions, dtype=torch.long) // self.chunk
         for kind, iterations in enumerate(kinds):
-            self.most.scatter_reduce_(0, 2 * index + kind, iterations.cpu(), "amax")
+            for position, spent in zip(positions, iterations.tolist(), strict=True):
+                place = 2 * (position // self.chunk) + kind
+                self.most[place] = max(self.most[place], spent)
 
-    def total(self, most: Tensor) -> int:
-        """From the maxima over all ranks."""
-        last = self.count - self.chunk * (len(most) // 2 - 1)
-        sizes = torch.full((len(most) // 2,), self.chunk)
-        sizes[-1:] = last
-        return int((most.view(-1, 2).sum(1) * sizes).sum())
+    def total(self, ranks: Ranks) -> int:
+        """Over all ranks."""
+        most = self.most
+        if ranks.size > 1:
+            most = ranks.largest(torch.tensor(most, dtype=torch.long)).tolist()
+        sizes = (min(self.chunk, self.count - first) for first in range(0, self.count, self.chunk))
+        return sum(
+            size * (lower + linear) for size, lower, linear in zip(sizes, most[::2], most[1::2], strict=True)
+        )

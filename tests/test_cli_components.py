@@ -166,7 +166,9 @@ def test_show_snippets_of_builtins_are_valid_recipes() -> None:
         assert not document.problems
         wanted = {parameter.name: parameter.default for parameter in signature.parameters}
         block = {"name": registered.name} | wanted
-        assert document.data == ({"loggers": [block]} if registered.kind == "logger" else {registered.kind: block})
+        assert document.data == (
+            {"loggers": [block]} if registered.kind == "logger" else {registered.kind: block}
+        )
 
 
 @pytest.mark.parametrize(

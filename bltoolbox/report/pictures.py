@@ -244,7 +244,9 @@ def encode_png(image: Tensor) -> bytes:
         picture = picture.square().sum(0, keepdim=True).sqrt()
     values = (picture.nan_to_num().clamp(0, 1) * 255).round().permute(1, 2, 0).numpy().astype(np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(values.squeeze(2) if values.shape[2] == 1 else values).save(buffer, "PNG", compress_level=3)
+    Image.fromarray(values.squeeze(2) if values.shape[2] == 1 else values).save(
+        buffer, "PNG", compress_level=3
+    )
     return buffer.getvalue()
 
 
