@@ -7,19 +7,16 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Call, caller
 
-from bltoolbox.cli import main
 from bltoolbox.comparison import band, compare, default_levels, running_mean
 from bltoolbox.history import RunHistory
 from bltoolbox.yaml_text import dump
-
-Result = subprocess.CompletedProcess[str]
-Call = Callable[..., Result]
 
 RECIPE: dict[str, Any] = {
     "seed": 0,
@@ -67,16 +64,7 @@ def make_run(
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """``blt compare`` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Result:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main(["compare", *arguments])
-        result = subprocess.CompletedProcess(arguments, int(done.value.code or 0), *capfd.readouterr())
-        assert "Traceback" not in result.stdout + result.stderr
-        return result
-
-    return call
+    return caller("compare", capfd)
 
 
 def histories(*paths: Path) -> list[RunHistory]:

@@ -87,6 +87,17 @@ def test_nothing_to_descend_moves_nothing() -> None:
     assert torch.equal(taken.theta["a"], theta["a"]) and taken.metrics["trials"] == 0
 
 
+@pytest.mark.parametrize("step", [1e-6, 1e4])
+def test_an_empty_draw_at_the_start_leaves_the_search_for_later(step: float) -> None:
+    optimizer, nothing = ISGDLineSearch(step=step), {"a": torch.zeros(2, dtype=torch.float64)}
+    state = optimizer.init(nothing)
+    for _ in range(5):
+        state = optimizer.step(nothing, Parabola(), state).state
+    assert set(state) == {"k", "tol", "adjoint_tol"}
+    taken = optimizer.step(parabola_start(), Parabola(), state)
+    assert LOW <= 1 - float(taken.metrics["step_size"]) / 2 <= HIGH
+
+
 def test_limits_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ValueError, match=r"low 0\.8 is not below high 0\.5"):
         ISGDLineSearch(low=0.8, high=0.5)

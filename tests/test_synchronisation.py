@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import initial, lower_level, noisy, small_foe
+from helpers import lower_level, noisy, small_foe
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blt_solvers.agd import AGD
@@ -73,7 +73,7 @@ def test_derivatives_make_no_host_wait() -> None:
         hessian = lower.linearize(x)
         hessian.hvp(x)
         lower.gradient(x)
-    lower.mixed(x, x, torch.ones(len(x), dtype=x.dtype))
+        lower.mixed(x, x, torch.ones(len(x), dtype=x.dtype))
     assert not waits.seen
 
 
@@ -102,7 +102,3 @@ def test_the_loop_waits_only_at_its_checks(solver: str) -> None:
         counts[every] = waits.total
     assert counts[8] <= 4 * (40 / 8 + 1) + 8, counts
     assert counts[1] > 3 * counts[8], counts
-
-
-def test_the_initial_parameters_need_no_device() -> None:
-    assert all(value.device.type == "cpu" for value in initial(small_foe()).values())

@@ -11,21 +11,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Call, caller
 from conftest import BLT
 from test_compare import make_run
 
-from bltoolbox.cli import main
 from bltoolbox.errors import UsageError
 from bltoolbox.watch import BLOCKS, Tail, Watched, newest, sparkline
-
-Result = subprocess.CompletedProcess[str]
-Call = Callable[..., Result]
 
 
 @contextmanager
@@ -48,16 +45,7 @@ def add_step(path: Path, step: int, **more: Any) -> None:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """``blt watch`` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Result:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main(["watch", *arguments])
-        result = subprocess.CompletedProcess(arguments, int(done.value.code or 0), *capfd.readouterr())
-        assert "Traceback" not in result.stdout + result.stderr
-        return result
-
-    return call
+    return caller("watch", capfd)
 
 
 # One look

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, split_overrides
+from bltoolbox.cli.tables import print_rows
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from bltoolbox.registry import Registry
+
+#: Image, PSNR before and after, SSIM.
+Row = tuple[str, float, float, float]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,14 +48,30 @@ def evaluate(
     if len(targets) != 1:
         raise UsageError(f"name one model, not {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
+    rows, iterations = _measure(targets[0], overrides, registry)
+    mean = [sum(column) / len(rows) for column in zip(*(row[1:] for row in rows), strict=True)]
+    if as_json:
+        names = ("image", "psnr_before", "psnr", "ssim")
+        images = [dict(zip(names, row, strict=True)) for row in rows]
+        figures = dict(zip(names[1:], mean, strict=True)) | {"iterations": iterations}
+        print_json({"model": targets[0], **figures, "images": images})
+        return
+    table = [("image", "measured", "restored", "gain", "SSIM")]
+    for label, before, after, alike in [*rows, ("mean", mean[0], mean[1], mean[2])]:
+        table.append((label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", f"{alike:.4f}"))
+    print_rows(table, title="PSNR in dB, and structural similarity of the restored image")
+
+
+def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[list[Row], int]:
+    """A row an image, a chunk of images in memory at a time, and the iterations that it took."""
     from bltoolbox.assemble import build, evaluation_samples
-    from bltoolbox.evaluation import evaluate as measure
+    from bltoolbox.evaluation import evaluate as restore
     from bltoolbox.metrics import ssim
     from bltoolbox.model import Model
     from bltoolbox.problem import Problem
     from bltoolbox.recipe import recipe_from_dict
 
-    model = Model.load(targets[0], registry=registry)
+    model = Model.load(source, registry=registry)
     recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry)
     if recipe.regularizer != model.recipe.regularizer:
         raise UsageError("θ belongs to the regularizer it was trained with; override other keys")
@@ -57,29 +79,24 @@ def evaluate(
     problem = Problem(operator, model.problem.regularizer, recipe.constraint, recipe.strong_convexity)
     samples = evaluation_samples(recipe, operator, registry)
     theta = {name: value.to(samples.device, samples.dtype) for name, value in model.theta.items()}
-    options = {"tol": recipe.evaluation_tol, "chunk": recipe.chunk, "limit": recipe.iteration_limit}
-    rows: list[tuple[str, float, float, float]] = []
+    rows: list[Row] = []
     iterations = 0
     for first in range(0, len(samples), recipe.chunk):
         part = range(first, min(first + recipe.chunk, len(samples)))
-        found = measure(problem, theta, samples, solver, positions=part, keep=len(part), **options)  # type: ignore[arg-type]
-        likeness = [ssim(_picture(image.x), _picture(image.x_true)) for image in found.images]
-        rows += zip(found.labels, found.before, found.after, likeness, strict=True)
+        found = restore(
+            problem,
+            theta,
+            samples,
+            solver,
+            tol=recipe.evaluation_tol,
+            limit=recipe.iteration_limit,
+            positions=part,
+            keep=len(part),
+        )
+        alike = [ssim(_picture(image.x), _picture(image.x_true)) for image in found.images]
+        rows += zip(found.labels, found.before, found.after, alike, strict=True)
         iterations += found.iterations
-    mean = [sum(column) / len(rows) for column in list(zip(*(row[1:] for row in rows), strict=True))]
-    if as_json:
-        names = ("image", "psnr_before", "psnr", "ssim")
-        images = [dict(zip(names, row, strict=True)) for row in rows]
-        figures = dict(zip(names[1:], mean, strict=True)) | {"iterations": iterations}
-        print_json({"model": targets[0], **figures, "images": images})
-        return
-    from bltoolbox.cli.tables import print_rows
-
-    table = [("image", "measured", "restored", "gain", "SSIM")]
-    rows.append(("mean", mean[0], mean[1], mean[2]))
-    for label, before, after, alike in rows:
-        table.append((label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", f"{alike:.4f}"))
-    print_rows(table, title="PSNR in dB, and structural similarity of the restored image")
+    return rows, iterations
 
 
 def _picture(image: Tensor) -> Any:

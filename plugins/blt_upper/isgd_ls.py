@@ -88,16 +88,20 @@ class ISGDLineSearch(UpperOptimizer):
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
-        result, after, k = sampled.result, sampled.state, state["k"]
-        alpha, trials = after.get("step") or self._first(theta, result), 0
-        length = theta_norm(result.gradient.values())
-        if k < _FIRST or k % self.every == 0 or alpha * length > _FAR * after["reach"]:
+        z, after, k = sampled.result.gradient, sampled.state, state["k"]
+        length, trials = theta_norm(z.values()), 0
+        if length == 0:  # an empty draw says nothing about the step either
+            metrics = step_metrics(0.0, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
+            return Step(dict(theta), after | {"k": k + 1}, sampled.result.value.value, metrics)
+        first = "reach" not in after
+        alpha = self._first(theta, sampled.result) if first else after["step"]
+        if first or k < _FIRST or k % self.every == 0 or alpha * length > _FAR * after["reach"]:
             tol = self.value_tol * sampled.tol
-            alpha, trials = self._measure(theta, oracle, result.gradient, alpha, tol, k)
+            alpha, trials = self._measure(theta, oracle, z, alpha, tol, first)
             after["reach"] = alpha * length
-        moved = descend(oracle, theta, result.gradient, alpha)
-        metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient) | {"trials": trials}
-        return Step(moved, after | {"k": k + 1, "step": alpha}, result.value.value, metrics)
+        moved = descend(oracle, theta, z, alpha)
+        metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
+        return Step(moved, after | {"k": k + 1, "step": alpha}, sampled.result.value.value, metrics)
 
     def _first(self, theta: Theta, result: HypergradientResult) -> float:
         """α_0, cut to what `auto` would try: where a θ far off leads, one value may cost more than a run."""
@@ -105,22 +109,20 @@ class ISGDLineSearch(UpperOptimizer):
         return safe if self.step_size == "auto" else min(self.step_size, safe)
 
     def _measure(
-        self, theta: Theta, oracle: Oracle, z: Theta, alpha: float, tol: float, k: int
+        self, theta: Theta, oracle: Oracle, z: Theta, alpha: float, tol: float, first: bool
     ) -> tuple[float, int]:
         """A step length that keeps a fair part of its promise, and how many values were asked for.
 
         The first is searched for; later ones are doubled once at most, so that one lucky batch does no harm.
         """
         slope = theta_norm(z.values()) ** 2
-        if slope == 0:
-            return alpha, 0
         base = oracle.value(theta, tol).value
-        while k == 0 and alpha * slope < _UNSEEN * base:
+        while first and alpha * slope < _UNSEEN * base:
             alpha *= 10
         last = 0
         for trial in range(1, _TRIALS + 1):
             gain = (base - oracle.value(descend(oracle, theta, z, alpha), tol).value) / (alpha * slope)
-            wish = -1 if gain < self.low else 1 if gain > self.high and (k == 0 or last == 0) else 0
+            wish = -1 if gain < self.low else 1 if gain > self.high and (first or last == 0) else 0
             if wish == 0 or wish == -last:
                 # After a turn the shorter of the two neighbours, whose gain is the high one.
                 return alpha if wish >= 0 else alpha / 2, trial + 1
