@@ -214,7 +214,7 @@ class Regularizer(Role):
         return None
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
-        """A true lower bound of the smallest eigenvalue of ∇²R_θ; 0 when none is known."""
+        """A true lower bound of the smallest eigenvalue of ∇²R_θ: 0 says convex and no more, −ρ weakly convex."""
         return 0.0
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:

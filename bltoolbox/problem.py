@@ -117,11 +117,12 @@ class ProblemAt:
     @cached_property
     def mu(self) -> Tensor | float:
         """A true lower bound of the strong convexity of h; 0 when none is known."""
-        return (
+        bound = (
             self.problem.operator.strong_convexity(self.operator_theta, self.shape)
             + self.problem.regularizer.strong_convexity(self.regularizer_theta, self.shape)
             + self.problem.strong_convexity
         )
+        return bound.clamp_min(0) if isinstance(bound, Tensor) else max(bound, 0.0)
 
     def on(self, y: Tensor) -> LowerLevel:
         """Bound to measurements."""

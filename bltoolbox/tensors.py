@@ -30,7 +30,12 @@ def expand(scalars: Tensor, like: Tensor) -> Tensor:
 
 def image_layout(x: Tensor) -> Tensor:
     """Channels last for image batches: halves the cost of few-channel convolutions on CPU."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+    if x.ndim != 4:
+        return x
+    if x.shape[1] == 1:
+        # Both layouts are the same memory; a convolution goes by the strides for the layout of what it returns.
+        return x.contiguous().squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def take(state: State, index: Tensor) -> State:

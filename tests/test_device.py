@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +12,17 @@ import torch
 from helpers import BOUNDARIES, SOLVERS, initial, oracle_for, relative_error, small_foe, small_tv
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bltoolbox.interfaces import Regularizer
-from bltoolbox.problem import LowerLevel, Problem, UpperLoss, join
+from blt_regularizers.crr import ConvexRidge
+from blt_regularizers.icnn import InputConvexNetwork
+from blt_regularizers.tikhonov import Tikhonov
+from blt_regularizers.weakly_convex import WeaklyConvexExperts
+from blt_solvers.gd import GradientDescent
+from blt_solvers.lbfgs import LBFGS
+from blt_solvers.newton_cg import NewtonCG
+from bltoolbox.interfaces import LowerSolver, Regularizer
+from bltoolbox.problem import LowerLevel, Problem, UpperLoss, join, split
 from bltoolbox.samples import Samples
 from bltoolbox.testing import Gain, Images, full_batch, smooth_images
 
@@ -21,10 +30,35 @@ SHAPE = (3, 8, 9)
 PRIORS: dict[str, Callable[[], Regularizer]] = {
     **{f"foe-{boundary}": (lambda boundary=boundary: small_foe(boundary)) for boundary in BOUNDARIES},
     "foe-pixel": lambda: small_foe("periodic", basis="pixel", smoothing="per-filter"),
+    "wcfoe": lambda: WeaklyConvexExperts(filters=3, kernel_size=3),
+    "crr": lambda: ConvexRidge(filters=3, kernel_size=3),
+    "tikhonov": Tikhonov,
     "tv": small_tv,
     "tv-separate": lambda: small_tv("separate"),
 }
 every_prior = pytest.mark.parametrize("prior", PRIORS)
+METHODS: dict[str, Callable[[], LowerSolver]] = SOLVERS | {
+    "gd": GradientDescent,
+    "lbfgs": LBFGS,
+    "newton-cg": NewtonCG,
+}
+
+
+class Answers(TorchDispatchMode):
+    """Answers the questions that code asks of tensors without numbers: yes or no, all rows or none, by the dice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = random.Random(0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self.dice.random() < 0.5 if args[0].dtype == torch.bool else 1
+        if func is torch.ops.aten.nonzero.default:
+            return torch.empty(
+                self.dice.choice((0, len(args[0]))), 1, dtype=torch.long, device=args[0].device
+            )
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
@@ -65,33 +99,37 @@ def test_regularizers_stay_on_the_device(prior: str, device: str) -> None:
     with pretended(device) as place:
         theta = {name: torch.empty(shape, device=place) for name, shape in shapes.items()}
         x, q = torch.empty(2, *SHAPE, device=place), torch.empty(2, *SHAPE, device=place)
-        t = regularizer.analyse(theta, x)
         results = {
             "energy": regularizer.energy(theta, x),
             "gradient": regularizer.gradient(theta, x),
             "hvp": regularizer.linearize(theta, x)(q),
             "pairing": regularizer.pairing(theta, x, q),
-            "analyse": t,
-            "synthesise": regularizer.synthesise(theta, t, SHAPE),
-            "majorant": regularizer.majorant(theta, t),
             "lipschitz": regularizer.lipschitz(theta, SHAPE),
             **regularizer.project(theta),
             **regularizer.project_gradient(theta),
         }
+        if regularizer.offers("majorant"):
+            t = regularizer.analyse(theta, x)
+            results |= {
+                "analyse": t,
+                "synthesise": regularizer.synthesise(theta, t, SHAPE),
+                "majorant": regularizer.majorant(theta, t),
+            }
         if device == "meta":
             results |= regularizer.pairing_gradients(theta, x, q)
         check(results, device)
 
 
 @every_prior
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", METHODS)
 @pytest.mark.parametrize("ridge", [0.0, 0.5])
 def test_solvers_start_and_step_on_the_device(prior: str, solver: str, ridge: float) -> None:
     regularizer = PRIORS[prior]()
-    shapes = parameters(regularizer)
-    with pretended("cuda") as place:
+    method, shapes = METHODS[solver](), parameters(regularizer)
+    if not all(regularizer.offers(name) for name in method.requires.get("regularizer", ())):
+        pytest.skip(f"{solver} needs what {prior} has not")
+    with pretended("cuda") as place, Answers():
         lower = level(regularizer, shapes, place, strong_convexity=ridge)
-        method = SOLVERS[solver]()
         state = method.init(lower, lower.start())
         for _ in range(2):
             state = method.step(lower, state)
@@ -121,6 +159,22 @@ def test_linearisation_and_mixed_derivative_stay_on_the_device(
         if device == "meta":
             results |= lower.mixed(x, q, torch.empty(2, device=place)) | lower.mixed_each(x, q)
         check(results, device)
+
+
+def test_a_regularizer_by_autograd_alone_stays_on_the_device() -> None:
+    network = InputConvexNetwork(layers=2, filters=4, kernel_size=3)
+    shapes = parameters(network)
+    with pretended("meta") as place:
+        lower = level(network, shapes, place)
+        x, q = lower.start(), torch.empty(2, *SHAPE, device=place)
+        results = {
+            "energy": lower.energy(x),
+            "gradient": lower.gradient(x),
+            "hvp": lower.linearize(x).hvp(q),
+            **lower.mixed(x, q, torch.empty(2, device=place)),
+            **network.project(split(lower.theta, "regularizer")),
+        }
+        check(results, "meta")
 
 
 cuda = pytest.mark.cuda

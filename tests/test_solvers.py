@@ -89,8 +89,9 @@ class TestAccuracy:
             one = lower.take(torch.tensor([i]))
             alone = solve(solver, one, torch.zeros_like(one.y), 1e-6, limit=20_000)
             assert alone.iterations.tolist() == together.iterations[i : i + 1].tolist()
-            # mm on a quadratic is conjugate gradients, which amplify rounding along converged eigenvectors.
-            rounding = 1e-8 if (path, prior) == ("mm", "quadratic") else 1e-12
+            # mm on a quadratic is conjugate gradients, which amplify rounding along converged eigenvectors: up to
+            # 1.04e-8 in twelve draws, a hundredth of the tolerance.
+            rounding = 2e-8 if (path, prior) == ("mm", "quadratic") else 1e-12
             torch.testing.assert_close(alone.x, together.x[i : i + 1], rtol=0, atol=rounding)
 
     def test_a_start_at_the_minimiser_costs_nothing(self, path: str, prior: str) -> None:

@@ -393,15 +393,22 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_goes_on(number: signal.Sign
             whole(tmp_path / "out" / name)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the children")
 def test_the_runs_of_a_killed_sweep_are_waited_for(tmp_path: Path) -> None:
     words = [*LONG, "seed=0,1"]
     process = start(tmp_path, *words)
     wait_for_steps(process, tmp_path / "out" / "seed=0")
+    (child,) = children(process)
+    os.kill(child, signal.SIGSTOP)  # so that it cannot finish before anybody looks
     process.kill()
+    again = start(tmp_path, *words)
+    assert again.stderr is not None
+    assert again.stderr.readline().startswith("seed=0: still running in a process of its own")
+    os.kill(child, signal.SIGCONT)
+    # The child holds the pipes of the sweep that was killed.
     process.communicate(timeout=60)
-    done = sweep(tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    assert "seed=0: still running in a process of its own" in done.stderr
+    _, told = again.communicate(timeout=180)
+    assert again.returncode == 0, told
     for name in ("seed=0", "seed=1"):
         whole(tmp_path / "out" / name)
         assert (tmp_path / "out" / "logs" / f"{name}.log").read_text().count("$ blt") == 1

@@ -19,6 +19,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "regularizer",
+            "wcfoe",
+            "blt_regularizers.weakly_convex:WeaklyConvexExperts",
+            "Field of Experts with flattening potentials: not convex, yet denoising stays so. The most accurate.",
+        ),
+        Component(
+            "regularizer",
             "tv",
             "blt_regularizers.tv:TotalVariation",
             "Smoothed total variation with a learned weight; the baseline to beat.",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_regularizers.filters import Boundary, correlate, correlate_adjoint, extend, norm_bound
+from blt_regularizers.filters import Boundary, FilterBank, extend, norm_bound
 from bltoolbox.results import Constants
 from bltoolbox.tensors import norm
 
@@ -93,7 +93,7 @@ def _mixed_lipschitz(bank: Bank, single: Tensor, longest: Tensor) -> Tensor:
 
 def _mixed_norm(bank: Bank, single: Tensor, x: Tensor, energy: Tensor) -> Tensor:
     a, nu = bank.weights, bank.nu
-    t = correlate(x, bank.kernels, bank.boundary)
+    t = FilterBank(bank.kernels, bank.boundary).correlate(x)
     root = torch.rsqrt(t.square() + nu.square().view(1, -1, 1, 1))
     slope = t * root
     bend = t * nu.square().view(1, -1, 1, 1) * root.pow(3)
@@ -112,8 +112,8 @@ def _columns(bank: Bank, responses: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_j ‖a_j C_jᵀu_j‖² and ‖Σ_j a_j C_jᵀu_j‖² of each sample."""
     squares, total = torch.zeros_like(x[:, 0, 0, 0]), torch.zeros_like(x)
     for j, weight in enumerate(bank.weights):
-        part = bank.kernels[j : j + 1] * weight
-        column = correlate_adjoint(responses[:, j : j + 1].contiguous(), part, bank.boundary, x.shape[1:])
+        part = FilterBank(bank.kernels[j : j + 1] * weight, bank.boundary)
+        column = part.adjoint(responses[:, j : j + 1].contiguous(), x.shape[1:])
         squares = squares + norm(column).square()
         total = total + column
     return squares, norm(total).square()

@@ -35,7 +35,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_regularizers.filters import Boundary, correlate, correlate_adjoint, norm_bound
+from blt_regularizers.filters import Boundary, FilterBank, norm_bound
 from blt_regularizers.foe import difference_kernels
 from bltoolbox.interfaces import Regularizer, Theta
 from bltoolbox.results import Potentials
@@ -102,19 +102,19 @@ class ConvexRidge(Regularizer):
         return None
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
-        spline = self._spline(theta)
-        return spline.potential(correlate(x, theta["kernels"], self.boundary)).sum((1, 2, 3))
+        return self._spline(theta).potential(self._bank(theta).correlate(x)).sum((1, 2, 3))
 
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
-        slope = self._spline(theta).derivative(correlate(x, theta["kernels"], self.boundary))
-        return correlate_adjoint(slope, theta["kernels"], self.boundary, x.shape[1:])
+        bank = self._bank(theta)
+        return bank.adjoint(self._spline(theta).derivative(bank.correlate(x)), x.shape[1:])
 
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
-        curvature = self._spline(theta).curvature(correlate(x, theta["kernels"], self.boundary))
-        return _Hessian(theta["kernels"], self.boundary, tuple(x.shape[1:]), curvature)
+        bank = self._bank(theta)
+        curvature = self._spline(theta).curvature(bank.correlate(x))
+        return _Hessian(bank, tuple(x.shape[1:]), curvature)
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
-        t, t_q = correlate(torch.cat([x, q]), theta["kernels"], self.boundary).chunk(2)
+        t, t_q = self._bank(theta).correlate(torch.cat([x, q])).chunk(2)
         return (self._spline(theta).derivative(t) * t_q).sum((1, 2, 3))
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
@@ -143,6 +143,9 @@ class ConvexRidge(Regularizer):
         slopes = (theta["log_scale"] + theta["log_slopes"]).exp().sum(1)
         limit = slopes * self.spacing * (1.0 if self.symmetry == "odd" else 0.5)
         return limit * theta["kernels"].flatten(1).norm(dim=1)
+
+    def _bank(self, theta: Theta) -> FilterBank:
+        return FilterBank(theta["kernels"], self.boundary)
 
     def _spline(self, theta: Theta) -> Spline:
         slopes = (theta["log_scale"] + theta["log_slopes"]).exp()
@@ -201,17 +204,15 @@ class Spline:
 class _Hessian:
     """v ↦ Σ_j C_jᵀ[ψ_j''(C_j x) ⊙ C_j v], the curvature kept."""
 
-    kernels: Tensor
-    boundary: Boundary
+    bank: FilterBank
     shape: tuple[int, ...]
     curvature: Tensor
 
     def __call__(self, v: Tensor) -> Tensor:
-        t = correlate(v, self.kernels, self.boundary) * self.curvature
-        return correlate_adjoint(t, self.kernels, self.boundary, self.shape)
+        return self.bank.adjoint(self.bank.correlate(v) * self.curvature, self.shape)
 
     def take(self, index: Tensor) -> _Hessian:
-        return _Hessian(self.kernels, self.boundary, self.shape, self.curvature[index])
+        return _Hessian(self.bank, self.shape, self.curvature[index])
 
 
 def _outwards(increments: Tensor) -> Tensor:

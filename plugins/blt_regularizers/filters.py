@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -22,52 +24,71 @@ from bltoolbox.tensors import image_layout
 Boundary = Literal["valid", "zero", "periodic", "symmetric"]
 
 
-def correlate(x: Tensor, kernels: Tensor, boundary: Boundary) -> Tensor:
-    """C x for kernels (J, C, K, K): (B, J, H', W'), with H' = H − K + 1 if `valid` and H otherwise."""
-    return F.conv2d(extend(x, kernels.shape[-1], boundary), image_layout(kernels))
+@dataclass(frozen=True)
+class FilterBank:
+    """Kernels (J, C, K, K) under a boundary rule, with what the two convolutions need prepared once."""
 
+    kernels: Tensor
+    boundary: Boundary
 
-def correlate_adjoint(t: Tensor, kernels: Tensor, boundary: Boundary, shape: Sequence[int]) -> Tensor:
-    """Cᵀ t, images of ``shape`` (C, H, W)."""
-    full = _transposed(t, kernels)
-    if boundary == "valid":
-        return full
-    size = kernels.shape[-1]
-    if boundary == "zero":
-        before = (size - 1) // 2
-        return full[:, :, before : before + shape[1], before : before + shape[2]]
-    if boundary == "symmetric" and min(shape[1:]) >= size // 2:
-        return image_layout(_fold(full, size))
-    for dim in (2, 3):
-        source = _source(shape[dim - 1], size, boundary, full.device)
-        folded = full.new_zeros(*full.shape[:dim], shape[dim - 1], *full.shape[dim + 1 :])
-        full = folded.index_add_(dim, source, full)
-    return image_layout(full)
+    @property
+    def size(self) -> int:
+        return self.kernels.shape[-1]
 
+    def correlate(self, x: Tensor) -> Tensor:
+        """C x: (B, J, H', W'), with H' = H − K + 1 if `valid` and H otherwise."""
+        return F.conv2d(extend(x, self.size, self.boundary), self._laid_out)
 
-def _transposed(t: Tensor, kernels: Tensor) -> Tensor:
-    """Σ_j k_jᵀ t_j on the whole support, (B, C, H' + K − 1, W' + K − 1).
+    def adjoint(self, t: Tensor, shape: Sequence[int]) -> Tensor:
+        """Cᵀ t, images of ``shape`` (C, H, W)."""
+        full = self._transposed(t)
+        if self.boundary == "valid":
+            return full
+        if self.boundary == "zero":
+            before = (self.size - 1) // 2
+            return full[:, :, before : before + shape[1], before : before + shape[2]]
+        if self.boundary == "symmetric" and min(shape[1:]) >= self.size // 2:
+            return image_layout(_fold(full, self.size))
+        for dim in (2, 3):
+            source = _source(shape[dim - 1], self.size, self.boundary, full.device)
+            folded = full.new_zeros(*full.shape[:dim], shape[dim - 1], *full.shape[dim + 1 :])
+            full = folded.index_add_(dim, source, full)
+        return image_layout(full)
 
-    With one to three output channels a CPU's vector units run nearly empty. There the 2×2 neighbouring output
-    pixels are made channels of one convolution of stride 2, with the kernel shifted four ways: 1.3 times the
-    products in 0.65 of the time.
-    """
-    if t.device.type != "cpu":
-        return F.conv_transpose2d(t, image_layout(kernels))
-    filters, channels, size, _ = kernels.shape
-    flipped = kernels.flip(2, 3).transpose(0, 1)
-    phases = kernels.new_zeros(2, 2, channels, filters, size + 1, size + 1)
-    for i in (0, 1):
-        for j in (0, 1):
-            phases[i, j, :, :, i : i + size, j : j + size] = flipped
-    height, width = t.shape[2] + size - 1, t.shape[3] + size - 1
-    if height % 2 or width % 2:
-        t = F.pad(t, (0, width % 2, 0, height % 2))
-    out = F.conv2d(t, image_layout(phases.flatten(0, 2)), stride=2, padding=size - 1)
-    rows, columns = out.shape[2:]
-    pixels = out.permute(0, 2, 3, 1).reshape(len(t), rows, columns, 2, 2, channels).transpose(2, 3)
-    image = pixels.reshape(len(t), 2 * rows, 2 * columns, channels).permute(0, 3, 1, 2)
-    return image[:, :, :height, :width]
+    def _transposed(self, t: Tensor) -> Tensor:
+        """Σ_j k_jᵀ t_j on the whole support, (B, C, H' + K − 1, W' + K − 1).
+
+        With one to three output channels a CPU's vector units run nearly empty. There the p×p neighbouring output
+        pixels are made channels of one convolution of stride p, with the kernel shifted p² ways: 1.3 times the
+        products in 0.65 of the time for colour (p = 2), 1.7 times in 0.23 for gray (p = 3).
+        """
+        if t.device.type != "cpu":
+            return F.conv_transpose2d(t, self._laid_out)
+        phases, channels, size = self._phases, self.kernels.shape[1], self.size
+        p = math.isqrt(len(phases) // channels)
+        height, width = t.shape[2] + size - 1, t.shape[3] + size - 1
+        if height % p or width % p:
+            t = F.pad(t, (0, -width % p, 0, -height % p))
+        out = F.conv2d(t, phases, stride=p, padding=size - 1)
+        rows, columns = out.shape[2:]
+        pixels = out.permute(0, 2, 3, 1).reshape(len(t), rows, columns, p, p, channels).transpose(2, 3)
+        image = pixels.reshape(len(t), p * rows, p * columns, channels).permute(0, 3, 1, 2)
+        return image[:, :, :height, :width]
+
+    @cached_property
+    def _laid_out(self) -> Tensor:
+        return image_layout(self.kernels)
+
+    @cached_property
+    def _phases(self) -> Tensor:
+        filters, channels, size, _ = self.kernels.shape
+        p = 3 if channels == 1 else 2
+        flipped = self.kernels.flip(2, 3).transpose(0, 1)
+        phases = self.kernels.new_zeros(p, p, channels, filters, size + p - 1, size + p - 1)
+        for i in range(p):
+            for j in range(p):
+                phases[i, j, :, :, i : i + size, j : j + size] = flipped
+        return image_layout(phases.flatten(0, 2))
 
 
 def extend(x: Tensor, size: int, boundary: Boundary) -> Tensor:
@@ -88,8 +109,9 @@ def _mirror(x: Tensor, size: int) -> Tensor:
     """The mirrored extension by copies of strips: a third of the time of gathering pixels by their index."""
     before, after = (size - 1) // 2, size // 2
     height, width = x.shape[2:]
-    out = x.new_empty(*x.shape[:2], height + size - 1, width + size - 1)
-    out = image_layout(out)
+    out = image_layout(
+        x.new_empty(len(x), height + size - 1, width + size - 1, x.shape[1]).permute(0, 3, 1, 2)
+    )
     inner = out.narrow(3, before, width)
     inner.narrow(2, before, height).copy_(x)
     for image, dim, length in ((inner, 2, height), (out, 3, width)):

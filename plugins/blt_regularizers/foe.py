@@ -25,8 +25,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Literal
+from functools import cache, cached_property
+from typing import Annotated, Literal, Protocol
 
 import torch
 from annotated_types import Ge, Gt
@@ -35,8 +35,7 @@ from torch import Tensor
 from blt_regularizers.certificates import Bank, bank_constants
 from blt_regularizers.filters import (
     Boundary,
-    correlate,
-    correlate_adjoint,
+    FilterBank,
     correlation_gradients,
     extend,
     norm_bound,
@@ -79,6 +78,7 @@ class FieldOfExperts(Regularizer):
         self.weight = weight
         self.start = start
         self.basis = basis
+        self._seen: tuple[tuple[tuple[Tensor, int], ...], NormalForm] | None = None
 
     def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
         shape = (self.filters, channels, self.kernel_size, self.kernel_size)
@@ -111,32 +111,28 @@ class FieldOfExperts(Regularizer):
         return None
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
-        t, nu = correlate(x, self.kernels(theta), self.boundary), _maps(theta["log_smoothing"].exp())
-        potential = (t.square() + nu.square()).sqrt() - nu
-        return potential.sum((2, 3)) @ _amplitudes(theta)
+        form = self._form(theta)
+        return form.of.potential(form.bank.correlate(x)).sum((1, 2, 3))
 
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
-        kernels = self.kernels(theta)
-        t = correlate(x, kernels, self.boundary)
-        slope = t.square().add_(_nu_squared(theta)).rsqrt_().mul_(t)
-        # The weights a_j ride on the kernels of the adjoint: J·C·K² products instead of J·H·W.
-        return correlate_adjoint(slope, _weighted(kernels, theta), self.boundary, x.shape[1:])
+        form = self._form(theta)
+        t = form.bank.correlate(x)
+        return form.bank.adjoint(form.of.weights(t).mul_(t), x.shape[1:])
 
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
-        kernels, nu_squared = self.kernels(theta), _nu_squared(theta)
-        t = correlate(x, kernels, self.boundary)
-        curvature = t.square().add_(nu_squared).pow_(-1.5).mul_(nu_squared)
-        return _Hessian(kernels, _weighted(kernels, theta), self.boundary, tuple(x.shape[1:]), curvature)
+        form = self._form(theta)
+        return _Hessian(form.bank, tuple(x.shape[1:]), form.of.curvature(form.bank.correlate(x)))
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
-        t, t_q = correlate(torch.cat([x, q]), self.kernels(theta), self.boundary).chunk(2)
-        slope = t * torch.rsqrt(t.square() + _nu_squared(theta))
-        return (slope * t_q).sum((2, 3)) @ _amplitudes(theta)
+        form = self._form(theta)
+        t, t_q = form.bank.correlate(torch.cat([x, q])).chunk(2)
+        return (form.of.weights(t) * t * t_q).sum((1, 2, 3))
 
     def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        kernels, nu_squared, a = self.kernels(theta), _nu_squared(theta), _amplitudes(theta)
+        kernels, nu_squared, a = self.kernels(theta), _nu_squared(theta), amplitudes(theta)
         x, q = (extend(image, self.kernel_size, self.boundary) for image in (x, q))
-        t, t_q = correlate(x, kernels, "valid"), correlate(q, kernels, "valid")
+        bank = FilterBank(kernels, "valid")
+        t, t_q = bank.correlate(x), bank.correlate(q)
         root = torch.rsqrt(t.square() + nu_squared)
         slope, curvature = t * root, nu_squared * root.pow(3)
         by_weight = (slope * t_q).sum((2, 3)) * a
@@ -155,13 +151,13 @@ class FieldOfExperts(Regularizer):
         }
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
-        weights = _amplitudes(theta) / theta["log_smoothing"].exp()
+        weights = amplitudes(theta) / theta["log_smoothing"].exp()
         return norm_bound(self.kernels(theta), weights, self.boundary)
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
         bank = Bank(
             self.kernels(theta),
-            _amplitudes(theta),
+            amplitudes(theta),
             theta["log_smoothing"].exp().expand(self.filters),
             self.boundary,
             stretch=1.0 if self.basis == "pixel" else float(_scales(theta["kernels"]).max()),
@@ -182,13 +178,13 @@ class FieldOfExperts(Regularizer):
         return dict(gradient) | {"kernels": kernels * keep}
 
     def analyse(self, theta: Theta, x: Tensor) -> Tensor:
-        return correlate(x, self.kernels(theta), self.boundary)
+        return self._form(theta).bank.correlate(x)
 
     def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
-        return correlate_adjoint(t, self.kernels(theta), self.boundary, shape)
+        return self._form(theta).bank.adjoint(t, shape)
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
-        return t.square().add_(_nu_squared(theta)).rsqrt_().mul_(_maps(_amplitudes(theta)))
+        return self._form(theta).of.weights(t)
 
     def pictures(self, theta: Theta) -> Tensor:
         return self.kernels(theta)[self._importance(theta).argsort(descending=True)]
@@ -197,30 +193,109 @@ class FieldOfExperts(Regularizer):
         importance, order = self._importance(theta).sort(descending=True)
         nu = theta["log_smoothing"].exp().expand(self.filters)[order].unsqueeze(1)
         t = torch.linspace(-10, 10, 201, dtype=nu.dtype, device=nu.device) * nu.max()
-        values = ((t.square() + nu.square()).sqrt() - nu) * _amplitudes(theta)[order].unsqueeze(1)
+        values = ((t.square() + nu.square()).sqrt() - nu) * amplitudes(theta)[order].unsqueeze(1)
         return Potentials(t, values, importance)
 
     def _importance(self, theta: Theta) -> Tensor:
         """The weight of each filter, were its kernel of unit norm."""
-        return _amplitudes(theta) * self.kernels(theta).flatten(1).norm(dim=1)
+        return amplitudes(theta) * self.kernels(theta).flatten(1).norm(dim=1)
+
+    def _form(self, theta: Theta) -> NormalForm:
+        """The normal form at θ; that of the θ seen last is kept, as a solve asks for it twice an iteration."""
+        key = tuple((value, value._version) for _, value in sorted(theta.items()))
+        if any(value.requires_grad for value, _ in key):
+            return self._normal_form(theta)
+        if self._seen is None or not _same(self._seen[0], key):
+            self._seen = key, self._normal_form(theta)
+        return self._seen[1]
+
+    def _normal_form(self, theta: Theta) -> NormalForm:
+        a = amplitudes(theta)
+        bank = FilterBank(self.kernels(theta) * a.view(-1, 1, 1, 1), self.boundary)
+        return NormalForm(bank, SmoothedAbs(theta["log_smoothing"].exp() * a))
+
+
+@dataclass(frozen=True)
+class Planes:
+    """One value a filter, to be combined with responses (B, J, H, W)."""
+
+    values: Tensor
+
+    def at(self, t: Tensor) -> Tensor:
+        """(1, J, H, W): repeated at every pixel, since a factor a channel is slow to broadcast where channels lie
+        innermost."""
+        size = tuple(t.shape[2:])
+        if size not in self._made:
+            repeated = self.values.expand(1, *size, -1).contiguous()
+            self._made[size] = repeated.permute(0, 3, 1, 2)
+        return self._made[size]
+
+    @cached_property
+    def _made(self) -> dict[tuple[int, ...], Tensor]:
+        return {}
+
+
+@dataclass(frozen=True)
+class SmoothedAbs:
+    """φ_ν(t) = √(t² + ν²) − ν with one ν a filter; every result is a fresh tensor, differentiable in ν."""
+
+    nu: Tensor
+
+    def potential(self, t: Tensor) -> Tensor:
+        return (t.square() + self._squares.at(t)).sqrt() - _maps(self.nu)
+
+    def weights(self, t: Tensor) -> Tensor:
+        """φ'(t)/t = 1/√(t² + ν²)."""
+        return torch.addcmul(self._squares.at(t), t, t).rsqrt_()
+
+    def curvature(self, t: Tensor) -> Tensor:
+        """φ''(t) = ν²/√(t² + ν²)³."""
+        root = self.weights(t)
+        return torch.mul(root, self._squares.at(t)).mul_(root).mul_(root)
+
+    @cached_property
+    def _squares(self) -> Planes:
+        return Planes(self.nu.square())
+
+
+class Potential(Protocol):
+    """A function of each response, even, with its derivative over t (the weights) and its second derivative."""
+
+    def potential(self, t: Tensor) -> Tensor: ...
+
+    def weights(self, t: Tensor) -> Tensor: ...
+
+    def curvature(self, t: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class NormalForm:
+    """R = Σ_j Σ_p ψ_j(t) with the weights in the filters: t = (a_j c_j) ⋆ x; for `foe` ψ_j = φ with ν_j = a_j ν."""
+
+    bank: FilterBank
+    of: Potential
 
 
 @dataclass(frozen=True)
 class _Hessian:
-    """v ↦ Σ_j a_j C_jᵀ[φ''(C_j x) ⊙ C_j v], the curvature kept."""
+    """v ↦ Σ_j C_jᵀ[φ''(C_j x) ⊙ C_j v], the curvature kept."""
 
-    kernels: Tensor
-    weighted: Tensor
-    boundary: Boundary
+    bank: FilterBank
     shape: tuple[int, ...]
     curvature: Tensor
 
     def __call__(self, v: Tensor) -> Tensor:
-        t = correlate(v, self.kernels, self.boundary).mul_(self.curvature)
-        return correlate_adjoint(t, self.weighted, self.boundary, self.shape)
+        return self.bank.adjoint(self.bank.correlate(v).mul_(self.curvature), self.shape)
 
     def take(self, index: Tensor) -> _Hessian:
-        return _Hessian(self.kernels, self.weighted, self.boundary, self.shape, self.curvature[index])
+        return _Hessian(self.bank, self.shape, self.curvature[index])
+
+
+def _same(one: tuple[tuple[Tensor, int], ...], other: tuple[tuple[Tensor, int], ...]) -> bool:
+    """The very same tensors, not written to since."""
+    return len(one) == len(other) and all(
+        a is b and before == now for (a, before), (b, now) in zip(one, other, strict=True)
+    )
 
 
 def cosine_kernels(filters: int, channels: int, size: int) -> Tensor:
@@ -291,13 +366,9 @@ def _scales(like: Tensor) -> Tensor:
     return torch.hypot(k.unsqueeze(1), k).clamp_min(1) / 3
 
 
-def _amplitudes(theta: Theta) -> Tensor:
+def amplitudes(theta: Theta) -> Tensor:
     """a_j = e^{θ_0 + θ_j}."""
     return (theta["log_scale"] + theta["log_weights"]).exp()
-
-
-def _weighted(kernels: Tensor, theta: Theta) -> Tensor:
-    return kernels * _amplitudes(theta).view(-1, 1, 1, 1)
 
 
 def _nu_squared(theta: Theta) -> Tensor:

@@ -1,0 +1,51 @@
+"""Fused pointwise work: the same numbers, and no need of a compiler."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from helpers import initial, normal, small_foe
+
+from blt_operators.identity import Identity
+from blt_solvers.mm import MemoryGradient, compact_gram, weighted_gram
+from bltoolbox.fusion import Fused
+from bltoolbox.loop import solve
+from bltoolbox.problem import Problem, join
+
+
+def test_both_ways_to_sum_products_agree() -> None:
+    weights, a, b = normal(3, 2, 5, 4).abs(), normal(3, 2, 5, 4, seed=1), normal(3, 2, 5, 4, seed=2)
+    torch.testing.assert_close(weighted_gram(weights, a, b), compact_gram(weights, a, b))
+
+
+def test_without_a_compiler_it_goes_on_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("no C++ compiler\nand much more")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    fused = Fused(torch.add)
+    with caplog.at_level(logging.WARNING, logger="bltoolbox"):
+        assert [float(fused(torch.ones(()), torch.ones(()))) for _ in range(2)] == [2.0, 2.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        "torch.compile failed, going on without it: no C++ compiler"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_solves_are_the_plain_ones(caplog: pytest.LogCaptureFixture) -> None:
+    foe = small_foe("symmetric")
+    y = normal(4, 3, 12, 10) * torch.tensor([1.0, 0.1, 3.0, 0.3], dtype=torch.float64).view(-1, 1, 1, 1)
+    lower = Problem(Identity(), foe).at(join(regularizer=initial(foe)), y.shape[1:]).on(y)
+    plain, compiled = (solve(MemoryGradient(compile), lower, y, 1e-9) for compile in (False, True))
+    assert not [record for record in caplog.records if record.name.startswith("bltoolbox")], "it was compiled"
+    torch.testing.assert_close(compiled.x, plain.x, rtol=0, atol=1e-8)
