@@ -11,7 +11,7 @@ import torch
 from helpers import initial, normal, small_foe
 
 from blt_operators.identity import Identity
-from blt_solvers.mm import MemoryGradient, compact_gram, weighted_gram
+from blt_solvers.mm import MemoryGradient, compact_gram, gram
 from bltoolbox.fusion import Fused
 from bltoolbox.loop import solve
 from bltoolbox.problem import Problem, join
@@ -19,7 +19,8 @@ from bltoolbox.problem import Problem, join
 
 def test_both_ways_to_sum_products_agree() -> None:
     weights, a, b = normal(3, 2, 5, 4).abs(), normal(3, 2, 5, 4, seed=1), normal(3, 2, 5, 4, seed=2)
-    torch.testing.assert_close(weighted_gram(weights, a, b), compact_gram(weights, a, b))
+    torch.testing.assert_close(gram(a, b, weights), compact_gram(a, b, weights))
+    torch.testing.assert_close(gram(a, b), compact_gram(a, b))
 
 
 def test_without_a_compiler_it_goes_on_with_a_line(

@@ -58,7 +58,7 @@ class MemoryGradient(LowerSolver):
 
     def __init__(self, compile: bool = False) -> None:
         self.compile = compile
-        self._weighted_gram = Fused(compact_gram) if compile else weighted_gram
+        self._gram = Fused(compact_gram) if compile else gram
         self._advance = Fused(advance) if compile else advance
 
     def init(self, lower: LowerLevel, x0: Tensor) -> MMState:
@@ -74,11 +74,11 @@ class MemoryGradient(LowerSolver):
         forward_g = lower.forward(g)
         along = self._subspace_minimiser(lower, state, t_g, forward_g)
         t, t_d = self._advance(state.t, state.t_d, t_g, along)
-        x, d = advance(state.x, state.d, g, along)
+        x, d = self._advance(state.x, state.d, g, along)
         if forward_g is g:  # A is the identity
             forward, forward_d = x, d
         else:
-            forward, forward_d = advance(state.forward, state.forward_d, forward_g, along)
+            forward, forward_d = self._advance(state.forward, state.forward_d, forward_g, along)
         weights, gradient = self._gradient(lower, x, t, forward)
         return MMState(x, norm(gradient), gradient, t, weights, forward, d, t_d, forward_d)
 
@@ -95,9 +95,9 @@ class MemoryGradient(LowerSolver):
     ) -> Tensor:
         """s with M s = −Dᵀ∇h, M = Dᵀ(AᵀA + CᵀWC + μ_0)D, D = [∇h, d], by Cramer's rule in float64: (2, B)."""
         g = state.gradient
-        slopes = gram(g, state.d)
-        data = slopes if forward_g is g else gram(forward_g, state.forward_d)
-        system = data + self._weighted_gram(state.weights, t_g, state.t_d)
+        slopes = self._gram(g, state.d)
+        data = slopes if forward_g is g else self._gram(forward_g, state.forward_d)
+        system = data + self._gram(t_g, state.t_d, state.weights)
         gg, gd, dd = (system + lower.ridge * slopes if lower.ridge else system).unbind()
         slope_g, slope_d, _ = slopes.unbind()
         determinant = gg * dd - gd.square()
@@ -109,22 +109,23 @@ class MemoryGradient(LowerSolver):
         return torch.stack([along_g, along_d]).to(g.dtype)
 
 
-def gram(a: Tensor, b: Tensor) -> Tensor:
-    """⟨a, a⟩, ⟨a, b⟩, ⟨b, b⟩ of each sample: (3, B), in float64."""
+def gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
+    """⟨a, w a⟩, ⟨a, w b⟩, ⟨b, w b⟩ of each sample: (3, B), in float64.
+
+    Of √w a and √w b: a norm reads its tensor once, where a sum of products would write one first.
+    """
+    if weights is not None:
+        root = weights.sqrt()
+        a, b = root * a, root.mul_(b)
     aa, ab, bb = torch.stack([norm(a), dot(a, b), norm(b)]).double().unbind()
     return torch.stack([aa.square(), ab, bb.square()])
 
 
-def weighted_gram(weights: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The same for √w a and √w b: a norm reads its tensor once, where a sum of products would write it first."""
-    root = weights.sqrt()
-    return gram(root * a, root.mul_(b))
-
-
-def compact_gram(weights: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The same again, to be fused: nothing is written at all."""
-    weighted, dims = weights * a, tuple(range(1, a.ndim))
-    products = [(weighted * a).sum(dims), (weighted * b).sum(dims), (weights * b * b).sum(dims)]
+def compact_gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The same, to be fused: then nothing is written at all."""
+    dims = tuple(range(1, a.ndim))
+    weighted_a, weighted_b = (a, b) if weights is None else (weights * a, weights * b)
+    products = [(weighted_a * a).sum(dims), (weighted_a * b).sum(dims), (weighted_b * b).sum(dims)]
     return torch.stack(products).double()
 
 

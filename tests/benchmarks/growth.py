@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from timing import best_times
 from torch import Tensor
 
 from blt_regularizers.foe import FieldOfExperts
-from blt_solvers.mm import MemoryGradient
+from blt_solvers.mm import MemoryGradient, MMState
 from bltoolbox.interfaces import HypergradientEstimator
 from bltoolbox.oracle import BatchOracle
 from bltoolbox.problem import LowerLevel, UpperLoss, join
@@ -33,11 +34,23 @@ def step(m: int, side: int, batch: int) -> BatchOracle:
     """A batch of a problem with m images; its hypergradient takes ``ITERATIONS`` iterations a sample, twice."""
     images = smooth_images(min(m, 32), (3, side, side)).float()
     images = images.repeat(-(-m // len(images)), 1, 1, 1)[:m]
-    oracle = make_oracle(
-        images, FieldOfExperts(), MemoryGradient(), Truncated(), noise=0.1, dtype=torch.float32,
-        iteration_limit=ITERATIONS, strict=False,
-    )  # fmt: skip
+    oracle = make_oracle(images, FieldOfExperts(), Counting(), Truncated(), noise=0.1, dtype=torch.float32)
     return oracle.on(Batch(range(m - batch, m), [m / batch] * batch))
+
+
+class Counting(MemoryGradient):
+    """``ITERATIONS`` iterations, whatever the residual."""
+
+    exact_residual = True
+
+    def init(self, lower: LowerLevel, x0: Tensor) -> MMState:
+        self.left = ITERATIONS
+        return super().init(lower, x0)
+
+    def step(self, lower: LowerLevel, state: MMState) -> MMState:
+        self.left -= 1
+        after = super().step(lower, state)
+        return after if self.left else replace(after, residual=torch.zeros_like(after.residual))
 
 
 class Truncated(HypergradientEstimator):

@@ -1,0 +1,56 @@
+"""Solves do not fetch the same memory from the system again and again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from bltoolbox import allocator
+
+FAULTS = """
+import resource, torch
+from blt_operators.identity import Identity
+from blt_regularizers.foe import FieldOfExperts
+from blt_solvers.mm import MemoryGradient
+from bltoolbox.loop import solve
+from bltoolbox.problem import Problem, join
+
+torch.set_num_threads(1)
+foe = FieldOfExperts()
+theta = {name: value.float() for name, value in foe.init_params(3, torch.Generator()).items()}
+y = torch.rand(16, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+lower = Problem(Identity(), foe).at(join(regularizer=theta), y.shape[1:]).on(y)
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    solve(MemoryGradient(), lower, y, 0.5)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(**environment: str) -> int:
+    """Page faults of a solve that is not the first."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], env=kept | environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs the C library of GNU")
+def test_a_second_solve_touches_no_new_pages() -> None:
+    # What the user says goes first: with blocks of a megabyte fetched one by one there are many faults.
+    by_user = faults(MALLOC_MMAP_THRESHOLD_="1000000", MALLOC_TRIM_THRESHOLD_="1000000")
+    assert by_user > 10_000, "the solve is meant to need much memory"
+    assert faults() < by_user / 10
+
+
+def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
+    assert allocator.keep_freed_memory.__wrapped__() is False
