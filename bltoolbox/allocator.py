@@ -1,9 +1,9 @@
 """Memory that was freed stays with the process.
 
 The C library hands large blocks back to the system as soon as they are freed, and the system clears each page again
-when the next tensor touches it. Iterations that make a handful of large tensors each then spend up to half of their time in
-page faults. glibc can be told to keep what it has: the process stays as large as it once was, which is no larger than
-before.
+when the next tensor touches it. Iterations that make a handful of large tensors each then spend up to half of their
+time in page faults. glibc can be told to keep what it has: the process stays as large as it once was, which is no
+larger than before.
 """
 
 from __future__ import annotations
