@@ -23,21 +23,13 @@ def make(
     boundary: str = "periodic", seed: int = 0, **options: object
 ) -> tuple[WeaklyConvexExperts, dict[str, Tensor]]:
     """Far from its start: random filters, and every parameter of the potentials moved."""
-    settings = {
-        "filters": 4,
-        "kernel_size": 3,
-        "start": "random",
-        "weight": 1.0,
-        "omega": 1.0,
-        "flattening": 0.9,
-    } | options
+    settings = {"filters": 4, "kernel_size": 3, "start": "random", "weight": 1.0, "flattening": 0.9} | options
     regularizer = WeaklyConvexExperts(boundary=boundary, **settings)  # type: ignore[arg-type]
     theta = regularizer.init_params(1, keyed_generator("wc", seed))
     moved = {
         name: value + 0.3 * normal(*value.shape, seed=seed + k)
         for k, (name, value) in enumerate(theta.items())
     }
-    moved["log_curvature"] = moved["log_curvature"] + 1  # more than the limit allows
     return regularizer, regularizer.project(moved)
 
 
@@ -61,29 +53,30 @@ def test_weak_convexity_is_a_true_bound(boundary: str, seed: int) -> None:
     assert least < -0.01, "R is meant not to be convex"
 
 
-@pytest.mark.parametrize("limit", [0.3, 0.95])
-def test_projection_keeps_the_limit_and_changes_nothing_within(limit: float) -> None:
-    regularizer, theta = make(limit=limit)
-    # At most the limit; not below it, since only the excess is taken away.
-    assert -float(regularizer.strong_convexity(theta, SHAPE)) == pytest.approx(limit)
+@pytest.mark.parametrize("curvature", [0.3, 0.95])
+def test_filters_share_the_curvature_that_there_is(curvature: float) -> None:
+    regularizer, theta = make(curvature=curvature)
+    assert -float(regularizer.strong_convexity(theta, SHAPE)) == pytest.approx(curvature)
+    more = theta | {"log_shares": theta["log_shares"] + 1}
+    torch.testing.assert_close(
+        regularizer.energy(more, normal(1, *SHAPE)), regularizer.energy(theta, normal(1, *SHAPE))
+    )
+
+
+@pytest.mark.parametrize("shift", [-20.0, 3.0])
+def test_projection_keeps_the_concave_part_below_the_convex_one(shift: float) -> None:
+    regularizer, theta = make()
+    theta = regularizer.project(theta | {"log_omega": theta["log_omega"] + shift})
+    assert (theta["log_omega"] < regularizer._log_largest_omega(theta)).all()
+    assert (theta["log_omega"] >= theta["log_smoothing"]).all()
     again = regularizer.project(theta)
     for name, value in theta.items():
         torch.testing.assert_close(again[name], value, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shift", [-3.0, 3.0])
-def test_projection_keeps_the_concave_part_below_the_convex_one(shift: float) -> None:
-    regularizer, theta = make()
-    for name in ("log_omega", "log_curvature"):
-        theta[name] = theta[name] + shift
-    theta = regularizer.project(theta)
-    lost = theta["log_curvature"] + theta["log_omega"] - theta["log_scale"] - theta["log_weights"]
-    assert (lost < 0).all() and (theta["log_omega"] >= theta["log_smoothing"]).all()
-
-
 def test_without_flattening_it_is_the_field_of_experts() -> None:
     regularizer, theta = make()
-    theta["log_curvature"] = torch.full_like(theta["log_curvature"], -40.0)
+    theta["log_omega"] = torch.full_like(theta["log_omega"], -40.0)
     foe = small_foe("periodic", filters=4, smoothing="per-filter")
     plain = {name: theta[name] for name in ("kernels", "log_weights", "log_scale", "log_smoothing")}
     x = normal(2, *SHAPE)
@@ -121,8 +114,3 @@ def test_accuracies_are_certified_where_the_border_allows_it() -> None:
         known[boundary] = float(Problem(Identity(), regularizer).at(join(regularizer=theta), SHAPE).mu)
     assert known["periodic"] == pytest.approx(1 - 0.95)
     assert known["symmetric"] == 0, "more than 1 by the looser bound, so nothing is known"
-
-
-def test_flattening_must_begin_beyond_the_rounding() -> None:
-    with pytest.raises(ValueError, match="not above nu"):
-        WeaklyConvexExperts(nu=0.1, omega=0.1)

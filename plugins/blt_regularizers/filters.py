@@ -140,24 +140,28 @@ def norm_bound(kernels: Tensor, weights: Tensor, boundary: Boundary) -> Tensor:
     The bank is a compression of convolution on ℤ², whose norm is the maximum over frequencies of
     λ_max(Σ_j w_j ĉ_j ĉ_j^H). That is a trigonometric polynomial of degree K − 1 in each variable, so its
     maximum on an N×N grid is short of the true one by a factor of at most cos(π(K−1)/N)² (Ehlich & Zeller
-    1964).
+    1964). For mirrored images it is that of the parity parts of the kernels.
     """
-    if boundary == "symmetric":
-        kernels, weights = _parity_parts(kernels, weights)
-    size = kernels.shape[-1]
+    bank, weights = kernels.double(), weights.double()
+    if boundary == "symmetric" and bank.shape[-1] % 2 == 0:
+        bank = F.pad(bank, (1, 0, 1, 0))  # the pixel a response belongs to becomes the centre
+    size = bank.shape[-1]
     grid = max(128, 2 ** math.ceil(math.log2(16 * max(size - 1, 1))))
-    scaled = kernels.double() * weights.double().sqrt().view(-1, 1, 1, 1)
-    spectrum = torch.fft.rfft2(scaled, s=(grid, grid))
-    gram = torch.einsum("jchw,jdhw->hwcd", spectrum, spectrum.conj())
+    gram = _parity_gram(bank, weights, grid) if boundary == "symmetric" else _gram(bank, weights, grid)
     # A step that was far too long overflows here; LAPACK would raise, the solver's guard can say what is wrong.
-    finite = torch.isfinite(torch.view_as_real(gram)).all()
-    largest = torch.linalg.eigvalsh(torch.where(finite, gram, 0)).max()
-    bound = torch.where(finite, largest, torch.inf) / math.cos(math.pi * (size - 1) / grid) ** 2
-    return bound.to(kernels.dtype)
+    finite = torch.isfinite(gram.abs()).all()
+    bound = _largest_eigenvalue(torch.where(finite, gram, 0)) / math.cos(math.pi * (size - 1) / grid) ** 2
+    return torch.where(finite, bound, torch.inf).to(kernels.dtype)
 
 
-def _parity_parts(kernels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """A bank whose norm on ℤ² bounds that of the given one on mirrored images.
+def _gram(kernels: Tensor, weights: Tensor, grid: int) -> Tensor:
+    """Σ_j w_j ĉ_j ĉ_j^H on the grid (one half of it, the other is its conjugate): (P, C, C)."""
+    spectrum = torch.fft.rfft2(kernels * weights.sqrt().view(-1, 1, 1, 1), s=(grid, grid))
+    return torch.einsum("jcuv,jduv->uvcd", spectrum, spectrum.conj()).flatten(0, 1)
+
+
+def _parity_gram(kernels: Tensor, weights: Tensor, grid: int) -> Tensor:
+    """The same of a bank whose norm on ℤ² bounds that of the given one on mirrored images.
 
     An image mirrored at both borders is periodic with twice the sides, and even. On it the even and odd parts
     π of a kernel give even and odd responses, each with exactly a quarter of its energy on the image itself.
@@ -165,19 +169,38 @@ def _parity_parts(kernels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
         ‖Cx‖² = Σ_j ‖Σ_π c_j^π ⋆ x‖² ≤ Σ_jπ α_jπ ‖c_j^π ⋆ x‖² ≤ ‖(√α_jπ c_j^π)‖²_{ℤ²} ‖x‖²
 
-    A kernel of one parity, such as a cosine, has α = 1 and loses nothing; α_jπ ∝ 1/‖c_j^π‖ otherwise.
+    A kernel of one parity, such as a cosine, has α = 1 and loses nothing; α_jπ ∝ 1/‖c_j^π‖ otherwise. The spectrum of
+    a part is real up to a phase, a transform by cosines or sines from the centre, and even: a quarter of the grid is
+    enough.
     """
-    if kernels.shape[-1] % 2 == 0:  # the pixel a response belongs to becomes the centre
-        kernels = F.pad(kernels, (1, 0, 1, 0))
-    parts = [kernels]
-    for dim in (2, 3):
-        parts = [(part + sign * part.flip(dim)) / 2 for part in parts for sign in (1, -1)]
-    bank = torch.stack(parts, dim=1)
-    norms = bank.flatten(2).norm(dim=2)
+    size = kernels.shape[-1]
+    place = torch.arange(size, dtype=kernels.dtype, device=kernels.device) - size // 2
+    angles = torch.arange(grid // 2 + 1, dtype=kernels.dtype, device=kernels.device) * (2 * math.pi / grid)
+    angles = angles.unsqueeze(1) * place
+    waves = torch.stack([angles.cos(), angles.sin()])
+    spectrum = torch.einsum("jcpq,aup,bvq->jabcuv", kernels, waves, waves).flatten(0, 2)
+    parts = kernels.unsqueeze(1)
+    for dim in (3, 4):
+        parts = torch.cat([parts + parts.flip(dim), parts - parts.flip(dim)], dim=1) / 2
+    # (even, even), (odd, even), (even, odd), (odd, odd) in rows and columns; those of the spectrum run the other way.
+    norms = parts.flatten(2).norm(dim=2)[:, [0, 2, 1, 3]]
     alpha = norms.sum(1, keepdim=True) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
     # A part that is zero stays zero whatever its factor.
     alpha = torch.where(norms > 0, alpha, 0.0)
-    return bank.flatten(0, 1), (weights.unsqueeze(1) * alpha).flatten()
+    scaled = spectrum * (weights.unsqueeze(1) * alpha).sqrt().view(-1, 1, 1, 1)
+    return torch.einsum("jcuv,jduv->uvcd", scaled, scaled).flatten(0, 1)
+
+
+def _largest_eigenvalue(matrices: Tensor, few: int = 1024) -> Tensor:
+    """Of positive semidefinite matrices (P, C, C), the largest eigenvalue of all; exact, or an upper bound of it.
+
+    Those of the largest Frobenius norms are solved; of the others that norm counts, which is never below.
+    """
+    sizes = torch.linalg.matrix_norm(matrices)
+    if matrices.shape[-1] == 1 or len(sizes) <= few:
+        return (torch.linalg.eigvalsh(matrices) if matrices.shape[-1] > 1 else sizes).max()
+    top, index = sizes.topk(few + 1)
+    return torch.maximum(torch.linalg.eigvalsh(matrices[index[:few]]).max(), top[few])
 
 
 def correlation_gradients(t: Tensor, extended: Tensor, size: int) -> Tensor:

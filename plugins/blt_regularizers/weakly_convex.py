@@ -5,16 +5,16 @@
 with a_j = e^{θ_0 + θ_j} and the concave part smaller than the convex one: ω_j ≥ ν_j and e_j ω_j < a_j. The absolute
 value of `foe` pulls at a strong edge as hard as at a weak one. Here the slope falls from a_j to a_j − e_j ω_j once a
 response exceeds ω_j: edges are kept, flat parts are smoothed harder. R is no longer convex, but not by much: e_j is
-the largest curvature of the concave part, so that ∇²R ⪰ −ρ with
+the largest curvature of the concave part, so that ∇²R ⪰ −ρ with ρ ≤ ‖Σ_j e_j C_jᵀC_j‖. The filters share what there is
+to spend,
 
-    ρ ≤ ‖Σ_j e_j C_jᵀC_j‖
+    e_j = ρ_0 s_j / ‖Σ_i s_i C_iᵀC_i‖,        s_j = e^{θ'_j},   ρ_0 < 1
 
-After every step of training all e_j are shortened alike until this is at most `limit` < 1 inside an image, away from
-its border. A data term with AᵀA ⪰ 1, as in denoising, makes up for it: the lower level is (1 − ρ)-strongly convex and
-has one minimiser. With a `periodic`, `zero` or `valid` border that is certified, and so are all accuracies. For a
-mirrored border only a looser bound is known (up to four times ρ inside); where it passes 1, accuracies are called
-estimated. For an operator with a null space (deblurring, inpainting) nothing is guaranteed, and Hessian products may
-meet negative curvature.
+the norm being that inside an image, away from its border; derivatives in θ take it along. A data term with AᵀA ⪰ 1, as
+in denoising, makes up for it: the lower level is (1 − ρ_0)-strongly convex and has one minimiser. With a `periodic`,
+`zero` or `valid` border that is certified, and so are all accuracies. For a mirrored border only a looser bound is
+known (up to four times ρ_0); where it passes 1, accuracies are called estimated. For an operator with a null space
+(deblurring, inpainting) nothing is guaranteed, and Hessian products may meet negative curvature.
 
 a√(s + ν²) − eω√(s + ω²) is concave in s = t², so `mm` has its majorant weights a/√(t² + ν²) − eω/√(t² + ω²) > 0. Third
 derivatives are not bounded here: error bounds of hypergradients are estimated.
@@ -56,11 +56,9 @@ class WeaklyConvexExperts(FieldOfExperts):
         boundary: what the filters see beyond the border: nothing, as they are applied only where they fit
             (`valid`), zeros, the opposite border, or the mirrored image (`symmetric`).
         nu: initial smoothing ν of every filter.
-        omega: initial ω of every filter, where its potential flattens; above `nu`.
-        flattening: initial part of its slope that a potential loses beyond ω, if `limit` allows it.
-        weight: initial weight e^{θ_0 + θ_j} of a filter of unit norm.
-        limit: the largest ρ (away from the border) that training may reach; below 1, so that denoising stays strongly
-            convex.
+        weight: initial weight a_j of a filter of unit norm.
+        flattening: initial part of its slope that a potential loses for large responses.
+        curvature: ρ_0, how far from convex R is; below 1, so that denoising stays strongly convex.
         start: initial kernels: finite differences in the colour axes, the smoothest cosines, or Gaussian noise.
     """
 
@@ -72,26 +70,19 @@ class WeaklyConvexExperts(FieldOfExperts):
         kernel_size: Annotated[int, Ge(2)] = 7,
         boundary: Boundary = "symmetric",
         nu: Annotated[float, Gt(0)] = 0.01,
-        omega: Annotated[float, Gt(0)] = 0.15,
-        flattening: Annotated[float, Gt(0), Lt(1)] = 0.5,
         weight: Annotated[float, Gt(0)] = 0.02,
-        limit: Annotated[float, Gt(0), Lt(1)] = 0.95,
+        flattening: Annotated[float, Gt(0), Lt(1)] = 0.5,
+        curvature: Annotated[float, Gt(0), Lt(1)] = 0.95,
         start: Literal["differences", "dct", "random"] = "differences",
     ) -> None:
-        if omega <= nu:
-            raise ValueError(
-                f"omega {omega:g} is not above nu {nu:g}; a potential flattens beyond its rounding"
-            )
         super().__init__(filters, kernel_size, boundary, "per-filter", nu, weight, start)
-        self.omega = omega
         self.flattening = flattening
-        self.limit = limit
+        self.curvature = curvature
 
     def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
         theta = super().init_params(channels, generator)
-        curvature = self.flattening * self.weight / self.omega
-        theta["log_omega"] = torch.full((self.filters,), math.log(self.omega), dtype=torch.float64)
-        theta["log_curvature"] = torch.full((self.filters,), math.log(curvature), dtype=torch.float64)
+        theta["log_shares"] = torch.zeros(self.filters, dtype=torch.float64)
+        theta["log_omega"] = math.log(self.flattening) + self._log_largest_omega(theta)
         return self.project(theta)
 
     def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
@@ -99,39 +90,37 @@ class WeaklyConvexExperts(FieldOfExperts):
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         """−ρ."""
-        return -self._weak_convexity(theta, self.boundary)
+        return -norm_bound(self.kernels(theta), self._curvatures(theta), self.boundary)
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
         return Regularizer.constants(self, theta, x, radius)
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
-        """Zero means, e shortened until ρ ≤ `limit` inside an image, then ω within its bounds."""
+        """Zero means, and ω between ν and what the slope allows; where that is nothing, ν gives way."""
         theta = super().project(theta)
-        excess = (self._weak_convexity(theta, "periodic") / self.limit).log().clamp_min(0)
-        log_curvature = theta["log_curvature"] - excess
-        most = math.log(_LOST) + theta["log_scale"] + theta["log_weights"] - log_curvature
-        log_omega = theta["log_omega"].minimum(most).maximum(theta["log_smoothing"])
-        # Where even ω = ν is too much, e gives way.
-        return theta | {
-            "log_omega": log_omega,
-            "log_curvature": log_curvature - (log_omega - most).clamp_min(0),
-        }
+        log_omega = theta["log_omega"].minimum(math.log(_LOST) + self._log_largest_omega(theta))
+        return theta | {"log_omega": log_omega, "log_smoothing": theta["log_smoothing"].minimum(log_omega)}
 
     def potentials(self, theta: Theta) -> Potentials:
         importance, order = self._importance(theta).sort(descending=True)
-        omega = theta["log_omega"].exp().max()
+        omega = theta["log_omega"].exp().median()
         t = torch.linspace(-3, 3, 301, dtype=omega.dtype, device=omega.device) * omega
         scaled = amplitudes(theta).view(-1, 1) * t
         values = self._form(theta).of.potential(scaled.view(1, self.filters, 1, -1))
         return Potentials(t, values[0, order, 0], importance)
 
-    def _weak_convexity(self, theta: Theta, boundary: Boundary) -> Tensor:
-        """A true upper bound of ρ."""
-        return norm_bound(self.kernels(theta), theta["log_curvature"].exp(), boundary)
+    def _curvatures(self, theta: Theta) -> Tensor:
+        """e_j."""
+        shares = theta["log_shares"].exp()
+        return self.curvature * shares / norm_bound(self.kernels(theta), shares, "periodic")
+
+    def _log_largest_omega(self, theta: Theta) -> Tensor:
+        """log(a_j/e_j), where all slope would be lost."""
+        return theta["log_scale"] + theta["log_weights"] - self._curvatures(theta).log()
 
     def _normal_form(self, theta: Theta) -> NormalForm:
         a, omega = amplitudes(theta), theta["log_omega"].exp()
-        lost = theta["log_curvature"].exp() * omega / a
+        lost = self._curvatures(theta) * omega / a
         near, far = SmoothedAbs(theta["log_smoothing"].exp() * a), SmoothedAbs(omega * a)
         return NormalForm(super()._normal_form(theta).bank, _Flattening(near, far, Planes(lost)))
 
