@@ -44,20 +44,13 @@ class _Progress:
     #: The last residual that contradicted the solver, and how often that happened without progress.
     verified: Tensor
     strikes: Tensor
-    patience: Tensor
 
     @classmethod
-    def begin(cls, lower: LowerLevel, residual: Tensor, tol: Tensor) -> _Progress:
-        device = residual.device
-        count = torch.zeros(len(residual), dtype=torch.long, device=device)
-        patience = torch.full_like(count, 10 * _PATIENCE)
-        if lower.lipschitz is not None:
-            condition = lower.lipschitz / lower.mu.clamp_min(1e-12)
-            periods = 6 * condition.sqrt() + 0.02 * condition
-            patience = torch.where(lower.mu > 0, _PATIENCE + periods.clamp_max(1e6).long(), patience)
-        order = torch.arange(len(residual), device=device)
+    def begin(cls, residual: Tensor, tol: Tensor) -> _Progress:
+        count = torch.zeros(len(residual), dtype=torch.long, device=residual.device)
+        order = torch.arange(len(residual), device=residual.device)
         verified = torch.full_like(residual, float("inf"))
-        return cls(order, tol, residual, residual, count, verified, count.clone(), patience)
+        return cls(order, tol, residual, residual, count, verified, count.clone())
 
     def observe(self, residual: Tensor) -> None:
         improved = residual < 0.99 * self.best
@@ -90,10 +83,10 @@ def solve(
     out = _Output(x0, lower.mu)
     with torch.no_grad():
         state = solver.init(lower, x0)
-        progress = _Progress.begin(lower, state.residual, tol)
+        progress = _Progress.begin(state.residual, tol)
         for iteration in range(limit + 1):
             if iteration % every == 0 or iteration == limit:
-                verdict = _judge(state.residual, progress, iteration == limit)
+                verdict = _judge(lower, state.residual, progress, iteration, limit)
                 if not solver.exact_residual and bool((verdict != _RUNNING).any()):
                     state, verdict = _verify(solver, lower, state, progress, verdict, iteration == limit)
                 if bool((verdict != _RUNNING).any()):
@@ -105,11 +98,12 @@ def solve(
     return out.solution()
 
 
-def _judge(residual: Tensor, progress: _Progress, last: bool) -> Tensor:
+def _judge(lower: LowerLevel, residual: Tensor, progress: _Progress, iteration: int, limit: int) -> Tensor:
     """A status code a sample, later rules taking precedence."""
-    verdict = torch.full_like(progress.active, _CODE[Status.LIMIT] if last else _RUNNING)
+    verdict = torch.full_like(progress.active, _CODE[Status.LIMIT] if iteration == limit else _RUNNING)
+    if iteration >= _PATIENCE:
+        verdict = torch.where(progress.since >= _patience(lower), _CODE[Status.STALLED], verdict)
     rules = (
-        (Status.STALLED, progress.since >= progress.patience),
         (Status.CONVERGED, residual <= progress.tol),
         (Status.DIVERGED, (residual > _DIVERGENCE * progress.first) & (residual > progress.tol)),
         (Status.NOT_FINITE, ~torch.isfinite(residual)),
@@ -117,6 +111,16 @@ def _judge(residual: Tensor, progress: _Progress, last: bool) -> Tensor:
     for status, hit in rules:
         verdict = torch.where(hit, _CODE[status], verdict)
     return verdict
+
+
+def _patience(lower: LowerLevel) -> Tensor:
+    """Iterations without progress that say that a sample is stalled; at least ``_PATIENCE``."""
+    patience = torch.full_like(lower.mu, 10 * _PATIENCE)
+    if lower.lipschitz is None:
+        return patience
+    condition = lower.lipschitz / lower.mu.clamp_min(1e-12)
+    periods = 6 * condition.sqrt() + 0.02 * condition
+    return torch.where(lower.mu > 0, _PATIENCE + periods.clamp_max(1e6).floor(), patience)
 
 
 def _verify(

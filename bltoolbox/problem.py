@@ -127,13 +127,12 @@ class ProblemAt:
     def on(self, y: Tensor) -> LowerLevel:
         """Bound to measurements."""
         y = image_layout(y)
+        return LowerLevel(self, y, _column(self.mu, y))
 
-        def column(value: Tensor | float) -> Tensor:
-            value = torch.as_tensor(value, dtype=y.dtype, device=y.device)
-            return value.expand(len(y)).clone()
 
-        lipschitz = self.lipschitz
-        return LowerLevel(self, y, column(self.mu), None if lipschitz is None else column(lipschitz))
+def _column(value: Tensor | float, like: Tensor) -> Tensor:
+    """The same number for every sample."""
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).clone()
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,11 @@ class LowerLevel:
     at: ProblemAt
     y: Tensor
     mu: Tensor
-    lipschitz: Tensor | None
+
+    @property
+    def lipschitz(self) -> Tensor | None:
+        """Computed when somebody asks, once a θ: not every solver does."""
+        return None if self.at.lipschitz is None else _column(self.at.lipschitz, self.y)
 
     @property
     def operator(self) -> Operator:
@@ -181,8 +184,7 @@ class LowerLevel:
 
     def take(self, index: Tensor) -> LowerLevel:
         """The same problem for some of the samples."""
-        lipschitz = None if self.lipschitz is None else self.lipschitz[index]
-        return replace(self, y=self.y[index], mu=self.mu[index], lipschitz=lipschitz)
+        return replace(self, y=self.y[index], mu=self.mu[index])
 
     def start(self) -> Tensor:
         """Where a cold solve begins."""
