@@ -188,7 +188,7 @@ class Chart {
       return;
     }
     svg("path", { ...style, d: path(null) }, area);
-    if (line.dots && line.points.length <= 60) {
+    if ((line.dots && line.points.length <= 60) || line.points.length === 1) {
       for (const [x, y] of line.points) {
         if (this.shownView.log.x && x <= 0) continue;
         svg("circle", { class: `f${line.colour}`, cx: this.toX(x), cy: this.toY(y), r: 3 }, area);
