@@ -87,7 +87,10 @@ class MemoryGradient(LowerSolver):
         theta = lower.at.regularizer_theta
         weights = lower.regularizer.majorant(theta, t)
         gradient = lower.regularizer.synthesise(theta, weights * t, lower.shape)
-        gradient = gradient + lower.backward(forward - lower.y)
+        misfit = forward - lower.y
+        back = lower.backward(misfit)
+        # Where A is the identity, the misfit is at hand to be written to.
+        gradient = misfit.add_(gradient) if back is misfit else gradient + back
         return weights, gradient.add_(x, alpha=lower.ridge) if lower.ridge else gradient
 
     def _subspace_minimiser(
