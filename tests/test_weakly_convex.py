@@ -114,3 +114,9 @@ def test_accuracies_are_certified_where_the_border_allows_it() -> None:
         known[boundary] = float(Problem(Identity(), regularizer).at(join(regularizer=theta), SHAPE).mu)
     assert known["periodic"] == pytest.approx(1 - 0.95)
     assert known["symmetric"] == 0, "more than 1 by the looser bound, so nothing is known"
+
+
+def test_it_claims_nothing_that_only_holds_for_the_convex_potentials() -> None:
+    regularizer = WeaklyConvexExperts()
+    assert not regularizer.offers("constants") and not regularizer.offers("pairing_gradients")
+    assert regularizer.offers("majorant") and regularizer.offers("linearize")

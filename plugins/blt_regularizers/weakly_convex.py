@@ -19,7 +19,8 @@ known (up to four times ρ_0); where it passes 1, accuracies are called estimate
 a√(s + ν²) − eω√(s + ω²) is concave in s = t², so `mm` has its majorant weights a/√(t² + ν²) − eω/√(t² + ω²) > 0. Third
 derivatives are not bounded here: error bounds of hypergradients are estimated.
 
-When to choose it: denoising, where it is ahead of every convex choice here for little more time.
+When to choose it: denoising, where it is ahead of every convex choice here. The lower level is less strongly convex
+than with `foe`, so that a solve takes more iterations.
 
 References: Goujon, Neumayer & Unser, *Learning weakly convex regularizers for convergent image-reconstruction
 algorithms*, SIAM J. Imaging Sci. 2024; Lanza, Morigi, Selesnick & Sgallari, *Sparsity-inducing nonconvex nonseparable
@@ -41,7 +42,7 @@ from torch import Tensor
 from blt_regularizers.filters import Boundary, norm_bound
 from blt_regularizers.foe import FieldOfExperts, NormalForm, Planes, SmoothedAbs, amplitudes
 from bltoolbox.interfaces import Regularizer, Theta
-from bltoolbox.results import Constants, Potentials
+from bltoolbox.results import Potentials
 
 #: The largest part of its slope that a potential may lose.
 _LOST = 0.999
@@ -63,6 +64,9 @@ class WeaklyConvexExperts(FieldOfExperts):
     """
 
     convex: ClassVar[bool] = False
+    # What `foe` knows of its own potentials does not hold for these.
+    pairing_gradients = Regularizer.pairing_gradients
+    constants = Regularizer.constants
 
     def __init__(
         self,
@@ -85,15 +89,9 @@ class WeaklyConvexExperts(FieldOfExperts):
         theta["log_omega"] = math.log(self.flattening) + self._log_largest_omega(theta)
         return self.project(theta)
 
-    def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        return Regularizer.pairing_gradients(self, theta, x, q)
-
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         """−ρ."""
         return -norm_bound(self.kernels(theta), self._curvatures(theta), self.boundary)
-
-    def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
-        return Regularizer.constants(self, theta, x, radius)
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         """Zero means, and ω between ν and what the slope allows; where that is nothing, ν gives way."""

@@ -50,7 +50,7 @@ class MemoryGradient(LowerSolver):
     """Majorise–minimise over the gradient and the last step.
 
     Args:
-        compile: fuse the pointwise work by torch.compile: about a sixth off an iteration on CPU. The first solve waits
+        compile: fuse the pointwise work by torch.compile: about a tenth off an iteration on CPU. The first solve waits
             for the compiler; where there is none, a line says so and nothing is fused.
     """
 
