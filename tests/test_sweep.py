@@ -33,7 +33,7 @@ TINY = [
 ]
 QUICK = [*TINY, "budget={steps: 2}"]
 #: Long enough to be stopped on the way.
-STEPS = 40
+STEPS = 100
 LONG = [*TINY, f"budget={{steps: {STEPS}}}"]
 
 Result = subprocess.CompletedProcess[str]
@@ -334,14 +334,28 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int = 4) -> None:
+    """Until a run is on its way and has a checkpoint to go on from; those are written by the clock, not by steps."""
     patience = time.monotonic() + 90
-    while glance(run, {}).step < count:
+    while glance(run, {}).step < count or not any(run.glob("checkpoints/state-*.ckpt")):
         assert process.poll() is None and time.monotonic() < patience
         time.sleep(0.02)
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def hold(process: subprocess.Popen[str], run: Path) -> int:
+    """Stop a run on its way, so that it cannot finish before the test has done what it is about to do."""
+    wait_for_steps(process, run)
+    (child,) = [pid for pid in children(process) if run.name in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(child, signal.SIGSTOP)
+    return child
+
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="needs /proc to find the children"
+)
 
 
 def whole(run: Path) -> None:
@@ -352,13 +366,11 @@ def whole(run: Path) -> None:
     assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the children")
+@needs_proc
 def test_a_run_that_is_killed_does_not_stop_the_others_and_is_resumed(tmp_path: Path) -> None:
     words = [*LONG, "seed=0,1"]
     process = start(tmp_path, *words, "--json")
-    wait_for_steps(process, tmp_path / "out" / "seed=0")
-    (child,) = children(process)
-    os.kill(child, signal.SIGKILL)
+    os.kill(hold(process, tmp_path / "out" / "seed=0"), signal.SIGKILL)
     out, _ = process.communicate(timeout=120)
     cells = json.loads(out)["cells"]
     assert process.returncode == 1
@@ -372,13 +384,15 @@ def test_a_run_that_is_killed_does_not_stop_the_others_and_is_resumed(tmp_path: 
     whole(tmp_path / "out" / "seed=0")
 
 
+@needs_proc
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_leaves_checkpoints_and_goes_on(number: signal.Signals, tmp_path: Path) -> None:
     words = [*LONG, "seed=0,1,2", "--jobs", "2"]
     process = start(tmp_path, *words)
-    for name in ("seed=0", "seed=1"):
-        wait_for_steps(process, tmp_path / "out" / name)
+    held = [hold(process, tmp_path / "out" / name) for name in ("seed=0", "seed=1")]
     process.send_signal(number)
+    for child in held:
+        os.kill(child, signal.SIGCONT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "Traceback" not in err and "goes on" in err
@@ -393,13 +407,11 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_goes_on(number: signal.Sign
             whole(tmp_path / "out" / name)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the children")
+@needs_proc
 def test_the_runs_of_a_killed_sweep_are_waited_for(tmp_path: Path) -> None:
     words = [*LONG, "seed=0,1"]
     process = start(tmp_path, *words)
-    wait_for_steps(process, tmp_path / "out" / "seed=0")
-    (child,) = children(process)
-    os.kill(child, signal.SIGSTOP)  # so that it cannot finish before anybody looks
+    child = hold(process, tmp_path / "out" / "seed=0")
     process.kill()
     again = start(tmp_path, *words)
     assert again.stderr is not None
