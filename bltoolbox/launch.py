@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from bltoolbox.errors import UsageError
@@ -24,6 +25,8 @@ from bltoolbox.errors import UsageError
 RENDEZVOUS, LIFELINE = "BLT_RENDEZVOUS", "BLT_LIFELINE"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PAUSE = 0.05
+#: What a container may use: microseconds of processor time in each period of so many.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 #: Seconds that the others have to notice that a rank has failed, and then to end when told so.
 _NOTICE, _END = 60.0, 20.0
 
@@ -98,7 +101,7 @@ class Launcher:
             RENDEZVOUS: f"file://{folder}/ranks",
             LIFELINE: str(lifeline),
         }
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, _processors() // self.count)))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, processors() // self.count)))
         return environment
 
     def _watch(self) -> None:
@@ -163,5 +166,11 @@ def _pipe() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def processors() -> int:
+    """How many processors this process may use: as many as it may run on, or as its container is granted."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, QUOTA.read_text().split())
+    except (OSError, ValueError):  # not Linux, no container, or "max"
+        return usable
+    return max(1, min(usable, round(quota / period)))

@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from bltoolbox.history import RunHistory, is_locked, is_run, read_status
+from bltoolbox.launch import processors
 from bltoolbox.sweep import Planned, State, Sweep
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -159,12 +160,6 @@ class Jobs:
             self.passed = 2
             for process in ours:
                 process.kill()
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def last_words(log: Path) -> str:

@@ -617,10 +617,24 @@ class TestPlaces:
         with pytest.raises(UsageError, match="RANK"):
             Place.here(environment)
 
+    @pytest.mark.parametrize(
+        ("quota", "expected"),
+        [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8), ("9900000 100000", 8), ("", 8)],
+    )
+    def test_a_container_may_use_less_than_there_is(
+        self, quota: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from bltoolbox import launch
+
+        (tmp_path / "cpu.max").write_text(quota)
+        monkeypatch.setattr(launch, "QUOTA", tmp_path / "cpu.max")
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+        assert launch.processors() == expected
+
     def test_processors_are_divided_unless_the_user_has_decided(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bltoolbox.launch._processors", lambda: 9)
+        monkeypatch.setattr("bltoolbox.launch.processors", lambda: 9)
         monkeypatch.delenv("OMP_NUM_THREADS")
         assert Launcher([], 4)._environment(2, "x", 7)["OMP_NUM_THREADS"] == "2"
         monkeypatch.setenv("OMP_NUM_THREADS", "5")

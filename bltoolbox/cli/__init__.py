@@ -20,6 +20,7 @@ from bltoolbox.cli import (
     check,
     compare,
     components,
+    doctor,
     evaluate,
     models,
     new_plugin,
@@ -76,6 +77,7 @@ plugins.register(app)
 check.register(app)
 schema.register(app)
 new_plugin.register(app)
+doctor.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
