@@ -3,12 +3,16 @@
 To first order a change d of the measurements changes x̂ by H⁻¹Aᵀd, H = AᵀA + ∇²R. H couples neighbours only, so the
 change decays with the distance, exponentially if H is definite. How fast is measured rather than bounded (bounds
 by the condition of H are ten times too large): everything beyond a line is changed, by one constant and by random
-signs, and the change of x̂ is looked at in front of the line. H is taken at a flat image, where a smoothed
-absolute value is stiffest and reaches furthest, and at noise, where it is weakest and a blur reaches furthest.
+signs, and the change of x̂ is looked at in front of the line.
+
+H depends on x̂. ``photographs`` are what is met as a rule: a flat area with noise, restored, and a rough texture.
+``extremes`` are an area without any noise, where potentials with a tip are stiffest and reach furthest (twice as far,
+if they flatten outwards), and noise of strength 1, where they are weakest and a blur reaches furthest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,11 +28,11 @@ from bltoolbox.tensors import keyed_generator, norm
 LEVEL = 1e-4
 #: No overlap is larger; then the level is not reached.
 MOST = 128
-#: Length of the strip of pixels that is looked at.
-_LENGTH = 2 * MOST + 32
-#: Where flat parts of typical images lie.
-_GRAY = 0.5
-_ITERATIONS = 300
+#: Pixels beyond the line; what lies further away matters less.
+_BEYOND = 96
+#: Where flat parts of typical images lie, and how much rough parts vary.
+_GRAY, _TEXTURE = 0.5, 0.25
+_ITERATIONS = 500
 
 
 @dataclass(frozen=True)
@@ -72,37 +76,66 @@ def margin(operator: Operator, theta: Theta, channels: int, side: int) -> tuple[
     return rows_columns if same else None
 
 
-def measure_overlap(problem: Problem, theta: Theta, channels: int, side: int) -> Overlap:
-    """The smallest overlap that leaves less than ``LEVEL`` of a change."""
-    left = _reach(problem, theta, channels, max(16, side))
+def photographs(
+    problem: Problem,
+    theta: Theta,
+    channels: int,
+    side: int,
+    noise: float,
+    restore: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Strips of what photographs are made of; ``restore`` solves the problem for measurements."""
+    flat, rough = _flat_and_rough(theta, channels, side)
+    clean = problem.operator.apply(flat, split(theta, "operator"))
+    dirt = torch.randn(clean.shape, generator=keyed_generator("influence", "noise")).to(clean)
+    return torch.cat([restore(clean + noise * dirt), _GRAY + _TEXTURE * rough])
+
+
+def extremes(theta: Theta, channels: int, side: int) -> Tensor:
+    """Strips where pixels reach as far as they ever do."""
+    return torch.cat(_flat_and_rough(theta, channels, side))
+
+
+def measure_overlap(problem: Problem, theta: Theta, strips: Tensor) -> Overlap:
+    """The smallest overlap that leaves less than ``LEVEL`` of a change in all of these pictures."""
+    # In float32 the rounding of H may be larger than what is asked for.
+    precise = {name: value.double() for name, value in theta.items()}
+    left = _reach(problem, precise, strips.double())
     below = [distance for distance in range(len(left)) if float(left[distance:].max()) <= LEVEL]
     pixels = min(MOST, 8 * -(-below[0] // 8)) if below else MOST
     return Overlap(pixels, float(left[pixels:].max()))
 
 
-def _reach(problem: Problem, theta: Theta, channels: int, width: int) -> Tensor:
-    """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
+def _flat_and_rough(theta: Theta, channels: int, side: int) -> tuple[Tensor, Tensor]:
+    """A strip of one value, and one of noise, each long enough for the largest overlap."""
     reference = next(iter(theta.values()))
+    width = max(16, side)
+    length = max(_BEYOND + MOST + 8, width)
     generator = keyed_generator("influence")
-    length = max(_LENGTH, width + MOST)
     noise = torch.randn(1, channels, width, length, generator=generator).to(reference)
-    x = torch.cat([torch.full_like(noise, _GRAY)] * 2 + [noise] * 2)
+    return torch.full_like(noise, _GRAY), noise
+
+
+def _reach(problem: Problem, theta: Theta, strips: Tensor) -> Tensor:
+    """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
+    x = strips.repeat_interleave(2, dim=0)
     operator, operator_theta = problem.operator, split(theta, "operator")
     with torch.no_grad():
         y = operator.apply(x, operator_theta)
-        signs = torch.randint(0, 2, y.shape[1:], generator=generator).to(reference) * 2 - 1
-        change = torch.stack([torch.ones_like(signs), signs] * 2)
-        change[..., :-MOST] = 0
+        generator = keyed_generator("influence", "signs")
+        signs = torch.randint(0, 2, y.shape[1:], generator=generator).to(y) * 2 - 1
+        change = torch.stack([torch.ones_like(signs), signs] * len(strips))
+        change[..., :-_BEYOND] = 0
         system = problem.at(theta, x.shape[1:]).on(y).linearize(x)
         rhs = operator.adjoint(change, operator_theta)
-        method = ConjugateGradients("the reach of a pixel")
-        # What is asked for is a small part of the change, but more than the rounding of float32.
+        # What is asked for is a small part of the change.
         tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
+        method = ConjugateGradients("the reach of a pixel")
         try:
             found, residual, _ = solve_linear(method, system, rhs, torch.zeros_like(rhs), tol, _ITERATIONS)
         except BltError:  # not definite
             return torch.ones(MOST + 1)
     if bool((residual > 10 * tol).any()):  # nothing is known, and the largest overlap is taken
         return torch.ones(MOST + 1)
-    line = y.shape[3] - MOST + (x.shape[3] - y.shape[3]) // 2
+    line = y.shape[3] - _BEYOND + (x.shape[3] - y.shape[3]) // 2
     return found.abs().amax((0, 1, 2))[:line].flip(0).cpu()

@@ -1,8 +1,9 @@
 """Pictures of any size through a trained model, in bounded memory.
 
 A picture that is larger than a tile is cut into tiles that overlap, each is restored by itself, and its middle is kept.
-What is cut away reaches exponentially less far into a tile; the overlap is measured (``influence.py``) so that
-less than 1e-4 of it is left. Neighbouring tiles are compared where they meet, so that what a seam really is, is known.
+What is cut away reaches exponentially less far into a tile; the overlap is measured (``influence.py``) so that less
+than 1e-4 of it is left in a photograph. Neighbouring tiles are compared where they meet, so that what a seam really is,
+is known: should one be large enough to be seen, the picture is begun anew with the overlap that does for any picture.
 
 Pictures smaller than the components can treat are continued by mirroring. An operator that takes a picture to be
 periodic or black beyond its border, which no photograph is, is given the `symmetric` rule instead: it would ring.
@@ -14,6 +15,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from bltoolbox.errors import BltError
 from bltoolbox.evaluation import solve_cold
-from bltoolbox.influence import Overlap, margin, measure_overlap, smallest_side
+from bltoolbox.influence import extremes, margin, measure_overlap, photographs, smallest_side
 from bltoolbox.noise_level import estimate_noise, parse_noise
 from bltoolbox.problem import Problem, ProblemAt, split
 from bltoolbox.rescaled import Rescaled
@@ -76,6 +78,16 @@ class _Tile:
         return result[top : top + height + 1, left : left + width + 1]
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """A restored picture, and how it was cut: as a whole, unless said otherwise."""
+
+    out: NDArray[Any]
+    tiles: int = 1
+    overlap: int = 0
+    seam: float = 0.0
+
+
 class Restorer:
     """A model, ready to restore pictures one after the other.
 
@@ -96,7 +108,6 @@ class Restorer:
             raise BltError(f"tile {self.tile} is not a positive number of pixels")
         self.channels = model.channels
         self.problem, self.side, self.margin = self._prepare(model.problem)
-        self._overlap: Overlap | None = None
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by default."""
@@ -115,24 +126,38 @@ class Restorer:
         sigma, estimated = self.noise(image, noise)
         height, width, planes = image.shape
         solve = self._solver(sigma, planes)
-        whole = self.margin is None or height * width <= self.tile**2
-        overlap = 0 if whole else self._measured().pixels
-        tiles = list(_tiles(height, width, self.tile, None if whole else overlap))
-        out = np.empty_like(image) if self.margin is not None else None
-        seams = _Seams(width, planes)
+        if self.margin is None or height * width <= self.tile**2:
+            cut = _Cut(_from_unit(solve(_to_unit(image)), image.dtype))
+            if progress:
+                progress(1, 1)
+        else:
+            cut = self._in_tiles(image, solve, progress)
+        notes = (*self._channel_notes(planes), *solve.notes(cut.tiles), *_seam_notes(cut.seam))
+        return cut.out, Report(sigma, estimated, cut.tiles, cut.overlap, cut.seam, solve.iterations, notes)
+
+    def _in_tiles(self, image: NDArray[Any], solve: _Solver, progress: Progress | None) -> _Cut:
+        cut = self._with_overlap(self.overlap, image, solve, progress)
+        if cut is None:
+            solve.begin_anew()
+            cut = self._with_overlap(self.large_overlap, image, solve, progress)
+            assert cut is not None
+        return cut
+
+    def _with_overlap(
+        self, overlap: int, image: NDArray[Any], solve: _Solver, progress: Progress | None
+    ) -> _Cut | None:
+        """None if a seam can be seen that a larger overlap would heal."""
+        height, width, planes = image.shape
+        out, seams = np.empty_like(image), _Seams(width, planes)
+        tiles = list(_tiles(height, width, self.tile, overlap))
         for count, tile in enumerate(tiles):
-            result = solve(_to_unit(image[tile.rows, tile.columns]))
-            if out is None:
-                out = np.empty(result.shape, image.dtype)
-                out[...] = _from_unit(result, image.dtype)
-            else:
-                inner = seams.compare(tile, tile.inner(result))
-                out[tile.core_rows, tile.core_columns] = _from_unit(inner, image.dtype)
+            inner = seams.compare(tile, tile.inner(solve(_to_unit(image[tile.rows, tile.columns]))))
+            if seams.largest > _VISIBLE and overlap < self.large_overlap:
+                return None
+            out[tile.core_rows, tile.core_columns] = _from_unit(inner, image.dtype)
             if progress:
                 progress(count + 1, len(tiles))
-        assert out is not None
-        notes = (*self._channel_notes(planes), *solve.notes(len(tiles)), *seams.notes())
-        return out, Report(sigma, estimated, len(tiles), overlap, seams.largest, solve.iterations, notes)
+        return _Cut(out, len(tiles), overlap, seams.largest)
 
     def _prepare(self, problem: Problem) -> tuple[Problem, int, tuple[int, int] | None]:
         """The problem with the border rule of photographs, its smallest image, and by how much x is larger than y."""
@@ -161,10 +186,18 @@ class Restorer:
             name = self.model.recipe.operator.name
             raise BltError(f"operator {name!r} does not measure pictures, so there is no file to restore")
 
-    def _measured(self) -> Overlap:
-        if self._overlap is None:
-            self._overlap = measure_overlap(self.problem, self.model.theta, self.channels, self.side)
-        return self._overlap
+    @cached_property
+    def overlap(self) -> int:
+        """Of tiles, in pixels: what does for photographs."""
+        restore, noise = _Solver(self, self.problem).solve, self.model.recipe.noise
+        strips = photographs(self.problem, self.model.theta, self.channels, self.side, noise, restore)
+        return measure_overlap(self.problem, self.model.theta, strips).pixels
+
+    @cached_property
+    def large_overlap(self) -> int:
+        """What does for any picture."""
+        strips = extremes(self.model.theta, self.channels, self.side)
+        return max(self.overlap, measure_overlap(self.problem, self.model.theta, strips).pixels)
 
     def _solver(self, sigma: float, planes: int) -> _Solver:
         trained = self.model.recipe.noise
@@ -196,6 +229,10 @@ class _Solver:
         self.problem = problem
         self.at: dict[tuple[int, ...], ProblemAt] = {}
         self.iterations = 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what went wrong before; it counts as work all the same."""
         self.unfinished = 0
         self.status: Status | None = None
 
@@ -207,7 +244,7 @@ class _Solver:
         y = torch.from_numpy(tile).permute(2, 0, 1).to(reference)
         # Samples and channels: the channels of one image, each an image of its own, or the same in all of them.
         y = y.unsqueeze(1) if channels == 1 else y.expand(channels, -1, -1).unsqueeze(0)
-        x = self._solve(y)
+        x = self.solve(y)
         x = x[:, 0] if channels == 1 else x[0]
         x = x.mean(0, keepdim=True) if planes < channels else x
         if around is not None:
@@ -215,7 +252,8 @@ class _Solver:
             x = x[:, top : top + height, left : left + width]
         return np.ascontiguousarray(x.permute(1, 2, 0).cpu().numpy())
 
-    def _solve(self, y: Tensor) -> Tensor:
+    def solve(self, y: Tensor) -> Tensor:
+        """The minimisers for measurements B×C×H×W."""
         model = self.restorer.model
         operator = self.problem.operator
         try:
@@ -265,20 +303,17 @@ class _Seams:
     def _see(self, difference: NDArray[Any]) -> None:
         self.largest = max(self.largest, float(np.abs(difference).max()))
 
-    def notes(self) -> Iterator[str]:
-        if self.largest > _VISIBLE:
-            yield (
-                f"neighbouring tiles differ by up to {255 * self.largest:.1f}/255 where they meet;"
-                " a smaller tolerance or larger tiles make that less"
-            )
+
+def _seam_notes(seam: float) -> Iterator[str]:
+    if seam > _VISIBLE:
+        yield (
+            f"neighbouring tiles differ by up to {255 * seam:.1f}/255 where they meet;"
+            " a smaller tolerance or larger tiles make that less"
+        )
 
 
-def _tiles(height: int, width: int, side: int, overlap: int | None) -> Iterator[_Tile]:
-    """Tiles from the top left to the bottom right; one for the whole picture without an overlap."""
-    if overlap is None:
-        whole = slice(0, height), slice(0, width)
-        yield _Tile(*whole, *whole)
-        return
+def _tiles(height: int, width: int, side: int, overlap: int) -> Iterator[_Tile]:
+    """Tiles from the top left to the bottom right."""
     for rows, core_rows in _intervals(height, side, overlap):
         for columns, core_columns in _intervals(width, side, overlap):
             yield _Tile(rows, columns, core_rows, core_columns)

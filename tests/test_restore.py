@@ -13,7 +13,7 @@ from toy_models import as_bytes, clean_picture, noisy_picture, toy_model
 from blt_operators.blur import Blur
 from bltoolbox import influence
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.influence import LEVEL
+from bltoolbox.evaluation import solve_cold
 from bltoolbox.metrics import psnr
 from bltoolbox.model import Model
 from bltoolbox.restore import Restorer
@@ -72,30 +72,56 @@ def test_deblurring_in_tiles() -> None:
     assert report.seam < 1e-4
 
 
-def test_a_seam_is_noticed(colour: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    restorer = Restorer(colour, tile=64)
+def test_a_seam_is_healed_or_told(colour: Model) -> None:
     noisy = noisy_picture(100, 120)
-    restorer._measured()
-    monkeypatch.setattr(restorer, "_overlap", type(restorer._measured())(1, 1.0))
-    _, report = restorer.run(noisy)
-    assert report.seam > 0.5 / 255
+    healed, told = Restorer(colour, tile=90), Restorer(colour, tile=90)
+    enough = healed.large_overlap
+    healed.overlap = told.overlap = told.large_overlap = 1
+    seen: list[tuple[int, int]] = []
+    _, report = healed.run(noisy, progress=lambda done, tiles: seen.append((done, tiles)))
+    assert report.overlap == enough > 1 and report.seam < 0.5 / 255 and not report.notes
+    assert seen[-1] == (report.tiles, report.tiles)
+    _, report = told.run(noisy)
+    assert report.overlap == 1 and report.seam > 0.5 / 255
     assert "neighbouring tiles differ" in report.notes[0]
 
 
 def test_the_overlap_grows_with_the_reach() -> None:
     near, far = (
-        Restorer(toy_model(regularizer={"name": "tikhonov", "weight": weight}))._measured()
+        Restorer(toy_model(regularizer={"name": "tikhonov", "weight": weight})).overlap
         for weight in (0.1, 10.0)
     )
-    assert 0 < near.pixels < far.pixels
-    assert near.left <= LEVEL and far.left <= LEVEL
+    assert 0 < near < far < influence.MOST
+
+
+def test_a_flat_picture_reaches_further_than_a_photograph() -> None:
+    restorer = Restorer(Model.load("denoise-gray", device="cpu"))
+    assert 0 < restorer.overlap < restorer.large_overlap < influence.MOST
+
+
+def test_the_reach_is_that_of_the_minimiser() -> None:
+    """What is said to be left in front of a line is what is left there when the measurements change beyond it."""
+    model = toy_model(regularizer={"name": "tikhonov", "weight": 2.0})
+    theta = {name: value.double() for name, value in model.theta.items()}
+    y = influence.extremes(theta, 3, 16)[:1]
+    left = influence._reach(model.problem, theta, y)
+    changed = y.clone()
+    changed[..., -influence._BEYOND :] += 1
+    lower = model.problem.at(theta, y.shape[1:]).on(torch.cat([y, changed]))
+    before, after = solve_cold(model.solver, lower, 1e-8, 10_000).x
+    moved = (after - before)[..., : -influence._BEYOND].abs().amax((0, 1)).flip(0)
+    torch.testing.assert_close(moved, left, atol=0.1 * influence.LEVEL, rtol=0)  # random signs reach less far
 
 
 def test_where_the_reach_is_not_found_the_largest_overlap_is_taken(
     colour: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(influence, "_ITERATIONS", 2)
-    assert Restorer(colour)._measured() == influence.Overlap(influence.MOST, 1.0)
+    restorer = Restorer(colour)
+    strips = influence.extremes(colour.theta, 3, restorer.side)
+    found = influence.measure_overlap(restorer.problem, colour.theta, strips)
+    assert found == influence.Overlap(influence.MOST, 1.0)
+    assert restorer.overlap == influence.MOST
 
 
 def test_tiles_cover_thin_and_odd_pictures(colour: Model) -> None:
