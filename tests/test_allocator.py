@@ -11,6 +11,8 @@ import pytest
 
 from bltoolbox import allocator
 
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs the C library of GNU")
+
 FAULTS = """
 import resource, sys, torch
 from blt_operators.identity import Identity
@@ -45,7 +47,7 @@ def faults(images: int, **environment: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs the C library of GNU")
+@needs_glibc
 @pytest.mark.parametrize("images", [16, 208], ids=["blocks of 2.6 MB", "blocks of 34 MB"])
 def test_a_second_solve_touches_no_new_pages(images: int) -> None:
     # What the user says goes first: with blocks of a megabyte fetched one by one there are many faults.
@@ -58,4 +60,38 @@ def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("MALLOC_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
-    assert allocator.keep_freed_memory.__wrapped__() is False
+    assert allocator._glibc.__wrapped__() is None
+
+
+GAPS = """
+import ctypes, time
+from pathlib import Path
+from bltoolbox import allocator
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+assert allocator.keep_freed_memory()
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.free.argtypes = [ctypes.c_void_p]
+blocks = [library.malloc(1 << 20) for _ in range(200)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+full = resident()
+for block in blocks[::2]:
+    library.free(block)
+assert resident() > full - (10 << 20), "kept"
+assert not allocator.return_freed_memory(), "so soon"
+time.sleep(0.1)
+assert allocator.return_freed_memory(after=0.1)
+assert not allocator.return_freed_memory(after=0.1)
+assert resident() < full - (80 << 20), "every second block went back, gaps or not"
+"""
+
+
+@needs_glibc
+def test_what_is_free_goes_back_after_a_while() -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", GAPS], env=kept, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
