@@ -5,6 +5,7 @@ Nothing is written to disk here, so that a combination that cannot work costs no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from bltoolbox.errors import BltError, MissingError, RecipeError, UsageError
 from bltoolbox.experiment import Experiment
-from bltoolbox.interfaces import Data, Operator, Regularizer, Sampler
+from bltoolbox.interfaces import Data, Operator, Regularizer, Sampler, Theta
 from bltoolbox.listeners import Guarded, Listener
 from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.partners import find_misfits
-from bltoolbox.problem import Problem, join
+from bltoolbox.problem import Problem, join, split
 from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.recipe import Block, Recipe
 from bltoolbox.registry import Registry, load_registry
@@ -26,6 +27,7 @@ from bltoolbox.samples import Samples
 from bltoolbox.splits import hold_out, shared
 from bltoolbox.tensors import keyed_generator
 
+log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -48,6 +50,13 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         raise _refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, operator, regularizer, train.shape[0], train.dtype, device)
+    if ranks.first and not (regularizer.convex or _definite(problem, theta, train.shape)):
+        log.warning(
+            "regularizer %r is not convex and operator %r leaves directions free: the lower level may have several"
+            " minimisers, and conjugate gradients may meet negative curvature; strong_convexity makes up for that",
+            recipe.regularizer.name,
+            recipe.operator.name,
+        )
     oracle = BilevelOracle(
         problem,
         train,
@@ -74,6 +83,12 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         baseline=baseline,
         loggers=loggers,
     )
+
+
+def _definite(problem: Problem, theta: Theta, shape: Sequence[int]) -> bool:
+    """Whether the data term alone, with what the recipe adds, is strongly convex."""
+    bound = problem.operator.strong_convexity(split(theta, "operator"), shape)
+    return float(bound) + problem.strong_convexity > 0
 
 
 _SINGLE = ("operator", "regularizer", "lower_solver", "hypergradient", "sampler", "upper_optimizer")

@@ -11,8 +11,10 @@ from blt_operators.identity import Identity
 from blt_regularizers.weakly_convex import WeaklyConvexExperts
 from blt_solvers.agd import AGD
 from blt_solvers.mm import MemoryGradient
+from bltoolbox.assemble import assemble
 from bltoolbox.loop import solve
 from bltoolbox.problem import Problem, join
+from bltoolbox.recipe import load_recipe
 from bltoolbox.tensors import keyed_generator
 from bltoolbox.testing import smooth_images
 
@@ -120,3 +122,22 @@ def test_it_claims_nothing_that_only_holds_for_the_convex_potentials() -> None:
     regularizer = WeaklyConvexExperts()
     assert not regularizer.offers("constants") and not regularizer.offers("pairing_gradients")
     assert regularizer.offers("majorant") and regularizer.offers("linearize")
+
+
+@pytest.mark.parametrize(
+    ("operator", "strong_convexity", "warned"),
+    [("blur", 0, True), ("blur", 1.0, False), ("identity", 0, False)],
+)
+def test_a_lower_level_that_may_not_be_convex_is_told(
+    operator: str, strong_convexity: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [
+        f"operator={operator}",
+        f"strong_convexity={strong_convexity}",
+        "regularizer=wcfoe",
+        "device=cpu",
+    ]
+    assemble(load_recipe("smoke", words))
+    said = [one.getMessage() for one in caplog.records if "not convex" in one.getMessage()]
+    assert len(said) == warned
+    assert not warned or ("'wcfoe'" in said[0] and "'blur'" in said[0])
