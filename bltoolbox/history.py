@@ -113,7 +113,7 @@ class RunHistory:
 
     @property
     def step_count(self) -> int:
-        return int(self.summary.get("steps") or (self.steps[-1].step if self.steps else 0))
+        return int(_number(self.summary.get("steps")) or (self.steps[-1].step if self.steps else 0))
 
     def has(self, images: Images) -> bool:
         """Whether the checks looked at these images."""

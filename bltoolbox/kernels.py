@@ -1,9 +1,11 @@
-"""Blur kernels as the command line takes them: a file, or a Gaussian. Without torch."""
+"""Blur kernels as a person gives them: a file, a Gaussian or a matrix. Without torch."""
 
 from __future__ import annotations
 
 import math
 import re
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ _LARGEST = 255
 
 def parse_kernel(text: str) -> dict[str, Any]:
     """Options of the operator: of ``gaussian:SIGMA[:SIZE]``, an .npy file or a picture, divided by its sum."""
-    if text.startswith("gaussian"):
+    if text == "gaussian" or text.startswith("gaussian:"):
         found = _GAUSSIAN.fullmatch(text)
         sigma = float(found[1]) if found else 0.0
         if not found or sigma <= 0:
@@ -29,15 +31,21 @@ def parse_kernel(text: str) -> dict[str, Any]:
         if not 0 < size <= _LARGEST:
             raise UsageError(f"kernel {text} has a side of {size} pixels; give one from 1 to {_LARGEST}")
         return {"sigma": sigma, "size": size}
-    matrix = _read(Path(text).expanduser())
+    return kernel_matrix(_read(Path(text).expanduser()), f"kernel {text}")
+
+
+def kernel_matrix(values: NDArray[Any] | Sequence[Sequence[float]], name: str = "kernel") -> dict[str, Any]:
+    """Options of the operator: of a matrix, divided by its sum."""
+    try:
+        matrix = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} is no matrix of numbers") from error
     if matrix.ndim != 2 or matrix.size == 0 or max(matrix.shape) > _LARGEST:
-        shape = "×".join(map(str, matrix.shape))
-        raise UsageError(
-            f"kernel {text} is {shape}; a kernel is a matrix of at most {_LARGEST} rows and columns"
-        )
+        shape = "×".join(map(str, matrix.shape)) or "a single number"
+        raise UsageError(f"{name} is {shape}; a kernel is a matrix of at most {_LARGEST} rows and columns")
     total = float(matrix.sum())
     if not (np.isfinite(matrix).all() and total > 1e-6 * float(np.abs(matrix).sum())):
-        raise UsageError(f"kernel {text} has no positive finite sum; a blur keeps the brightness")
+        raise UsageError(f"{name} has no positive finite sum; a blur keeps the brightness")
     return {"kernel": (matrix / total).tolist()}
 
 
@@ -50,8 +58,9 @@ def _read(path: Path) -> NDArray[np.float64]:
         except ImageError as error:
             raise UsageError(f"kernel {error}") from error
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with path.open("rb") as file:
+            array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise UsageError(f"kernel {path} cannot be read as an .npy array") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "buif":
         raise UsageError(f"kernel {path} holds no numbers")

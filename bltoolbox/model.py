@@ -20,6 +20,7 @@ import bltoolbox
 from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.evaluation import solve_cold
 from bltoolbox.interfaces import LowerSolver, Operator, Theta
+from bltoolbox.kernels import kernel_matrix, parse_kernel
 from bltoolbox.problem import Problem, split
 from bltoolbox.shipped_models import THETA_FILE as THETA_FILE
 from bltoolbox.shipped_models import find_model
@@ -125,9 +126,13 @@ class Model:
     def with_operator(self, operator: Operator | str, **options: Any) -> Model:
         """The same regularizer with another operator, e.g. ``with_operator("blur", kernel="kernel.npy")``.
 
-        A component, or the name of one with its options.
+        A component, or the name of one with its options. A kernel is a file, "gaussian:SIGMA[:SIZE]" or a matrix, and
+        is divided by its sum.
         """
         if isinstance(operator, str):
+            kernel = options.pop("kernel", None)
+            if kernel is not None:
+                options |= parse_kernel(kernel) if isinstance(kernel, str) else kernel_matrix(kernel)
             return replace_operator(self, {"name": operator} | options)
         block = Block("operator", type(operator).__name__)
         return _with_operator(self, operator, replace(self.recipe, operator=block))
@@ -146,10 +151,14 @@ class Model:
         from bltoolbox.registry import load_registry
 
         theta, metadata = read_theta(source)
-        if "recipe" not in metadata:
-            raise BltError(f"{source}: holds no recipe, so it is not a θ file of bltoolbox")
+        if "recipe" not in metadata or not theta:
+            raise BltError(f"{source}: holds no θ with its recipe, so it is not a θ file of bltoolbox")
         registry = registry or load_registry()
-        recipe = recipe_from_dict(json.loads(metadata["recipe"]), registry=registry)
+        try:
+            settings = dict(json.loads(metadata["recipe"]))
+        except (TypeError, ValueError) as error:
+            raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
+        recipe = recipe_from_dict(settings, registry=registry)
         problem = Problem(
             recipe.operator.build(registry),
             recipe.regularizer.build(registry),

@@ -22,6 +22,8 @@ from bltoolbox.errors import UsageError
 
 #: Estimates are not below this: rounding to 8 bits alone is noise of 0.29/255.
 FLOOR = 0.25 / 255
+#: Nor more than this: a checkerboard, a dithered scan.
+LARGEST = 0.5
 
 #: Pixels of a picture that an estimate looks at, in blocks spread evenly over it.
 _PIXELS = 2**22
@@ -62,7 +64,13 @@ def estimate_noise(image: NDArray[Any]) -> float:
     """
     image = image[..., None] if image.ndim == 2 else image
     levels = [_channel(image[..., c]) for c in range(image.shape[2])]
-    return max(FLOOR, math.sqrt(sum(level**2 for level in levels) / len(levels)))
+    found = math.sqrt(sum(level**2 for level in levels) / len(levels))
+    if found > LARGEST:
+        raise ValueError(
+            f"the finest details are as strong as noise of {show_noise(found)} would be, so they are no noise; say how"
+            " strong it is"
+        )
+    return max(FLOOR, found)
 
 
 def _channel(plane: NDArray[Any]) -> float:

@@ -48,10 +48,15 @@ def _expand(inputs: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]], l
     troubles: list[tuple[str, str]] = []
     notes: list[str] = []
     for name in inputs:
+        if not name:
+            raise UsageError("an empty name is no picture; is a variable of the shell unset?")
         path = Path(name).expanduser()
-        if path.is_dir():
+        if os.path.isdir(path):
+            if not os.access(path, os.R_OK | os.X_OK):
+                troubles.append((name, f"{name} cannot be read"))
+                continue
             some = sorted(one for one in path.iterdir() if one.is_file() and is_picture(one))
-        elif not path.exists() and glob.has_magic(name):
+        elif not os.path.exists(path) and glob.has_magic(name):
             matches = (Path(one) for one in glob.glob(str(path), recursive=True))
             some = sorted(one for one in matches if one.is_file() and is_picture(one))
             if not some:
@@ -74,19 +79,26 @@ def _target(out: str | None, count: int) -> Path | None:
     if out is None:
         return None
     path = Path(out).expanduser()
-    if path.is_dir() or out.endswith(("/", os.sep)):
+    if os.path.isdir(path) or out.endswith(("/", os.sep)):
         return path
     suffix = path.suffix.lower()
     if suffix in SUFFIXES and suffix not in FORMATS:
         raise UsageError(f"{out}: files {suffix} are not written; use {', '.join(sorted(FORMATS))}")
     if suffix in FORMATS and count > 1:
         raise UsageError(f"{out} is one file, for {count} pictures; name a folder")
-    if suffix not in FORMATS and path.exists():
+    if suffix not in FORMATS and os.path.exists(path):
         raise UsageError(f"{out} is a file that is no picture; name a folder or a picture")
     return path
 
 
 def _job(source: Path, out: Path | None, force: bool) -> Job:
+    try:
+        return _planned(source, out, force)
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        return Job(source, source, f"{source}: {error.strerror or error}")
+
+
+def _planned(source: Path, out: Path | None, force: bool) -> Job:
     if out is not None and out.suffix.lower() in FORMATS and not out.is_dir():
         target = out
     else:

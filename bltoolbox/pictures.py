@@ -21,7 +21,7 @@ from PIL import Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin
 
 from bltoolbox.files import write_bytes
 from bltoolbox.images import SUFFIXES, TURNS, ImageError, opened, orientation
-from bltoolbox.png16 import encode_deep, is_deep, read_deep
+from bltoolbox.png16 import encode_deep, is_16_bits, is_deep, read_deep
 
 #: Suffixes of files that can be written.
 FORMATS = {
@@ -43,6 +43,9 @@ _LOSSLESS_TIFF = {"raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "pack
 _TELLING = (270, 271, 272, 285, 305, 306, 315, 316, 33432, 700, 33723, 34665, 34853)
 #: Those that hold further tags: EXIF and GPS.
 _DIRECTORIES = (34665, 34853)
+#: Plain text among the tags.
+_TEXTS = (270, 271, 272, 285, 305, 306, 315, 316, 33432)
+_PHOTOMETRIC, _EXTRA_SAMPLES = 262, 338
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,18 @@ def read_picture(path: Path) -> Picture:
         elif len(bits) > 1 and set(bits) == {16} and image.mode in ("RGB", "RGBA"):
             turned = orientation(image)
             pixels = _deep_tiff(path)
+            if _tag(image, _EXTRA_SAMPLES) == 1 and pixels.shape[2] == 4:
+                pixels = _unmultiplied(pixels)
         else:
+            if is_16_bits(path) or (set(bits) == {16} and image.mode == "CMYK"):
+                notes.append("16 bits become 8, as files of this kind are read with no more")
             image.load()
             turned = orientation(image)
             pixels = np.asarray(_plain(image, path, notes))
+            if image.mode.startswith("I;16") and _tag(image, _PHOTOMETRIC) == 0:
+                pixels = 65535 - pixels  # white is 0, which Pillow minds for 8 bits only
+            if image.mode.startswith("I") and "transparency" in image.info:
+                notes.append("its transparent shade becomes opaque")
         found = _picture(path, pixels, "cmyk" if image.mode == "CMYK" else None)
         options = _options(image, path, compression)
         metadata = _metadata(image)
@@ -97,6 +108,20 @@ def read_picture(path: Path) -> Picture:
     # The tag of a TIFF is not written again: its pixels stay as they are shown.
     turned = 1 if image.format == "TIFF" else turned
     return replace(found, turned=turned, metadata=metadata, options=options, notes=tuple(notes))
+
+
+def _tag(image: Image.Image, number: int) -> int | None:
+    """One of the tags of a TIFF."""
+    value = getattr(image, "tag_v2", {}).get(number)
+    value = value[0] if isinstance(value, tuple) and value else value
+    return value if isinstance(value, int) else None
+
+
+def _unmultiplied(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Colours that were stored multiplied by their alpha, without that."""
+    colours, alpha = pixels[..., :3].astype(np.float64), pixels[..., 3:]
+    plain = np.where(alpha > 0, colours * 65535 / np.maximum(alpha, 1), colours)
+    return np.concatenate([(plain.clip(0, 65535) + 0.5).astype(np.uint16), alpha], axis=2)
 
 
 def _picture(path: Path, pixels: NDArray[Any], kind: Kind | None) -> Picture:
@@ -208,7 +233,7 @@ def _options(image: Image.Image, path: Path, compression: str | None) -> dict[st
             options["progressive"] = True
         if image.info.get("comment"):
             options["comment"] = image.info["comment"]
-        return options
+        return options | _xmp(image)
     if isinstance(image, PngImagePlugin.PngImageFile):
         texts = PngImagePlugin.PngInfo()
         for key, value in image.text.items():
@@ -216,10 +241,14 @@ def _options(image: Image.Image, path: Path, compression: str | None) -> dict[st
                 texts.add_itxt(key, value)
         return {"pnginfo": texts} if image.text else {}
     if image.format == "WEBP":
-        return {"lossless": _is_lossless(path)}
+        return {"lossless": _is_lossless(path)} | _xmp(image)
     if image.format == "TIFF":
         return {"compression": compression if compression in _LOSSLESS_TIFF else "tiff_adobe_deflate"}
     return {}
+
+
+def _xmp(image: Image.Image) -> dict[str, Any]:
+    return {"xmp": image.info["xmp"]} if isinstance(image.info.get("xmp"), bytes) else {}
 
 
 def _is_lossless(path: Path) -> bool:
@@ -251,7 +280,9 @@ def write_picture(path: Path, picture: Picture) -> list[str]:
     format = FORMATS[path.suffix.lower()]
     notes: list[str] = []
     options = picture.options if format == picture.format else {}
-    if (turn := _INVERSE.get(picture.turned, TURNS.get(picture.turned))) is not None:
+    # A TIFF is written as the picture is shown, without the tag.
+    turned = 1 if format == "TIFF" else picture.turned
+    if (turn := _INVERSE.get(turned, TURNS.get(turned))) is not None:
         alpha = None if picture.alpha is None else _turn(picture.alpha, turn)
         picture = replace(picture, colours=_turn(picture.colours, turn), alpha=alpha)
     picture = _fitting(picture, format, notes)
@@ -343,6 +374,8 @@ def _encoded_tiff(pixels: NDArray[Any], metadata: dict[str, Any], options: dict[
 
     out = io.BytesIO()
     plain = options.get("compression", "raw") == "raw"
+    tags = _tags(metadata.get("exif"))
+    texts = [(tag, "s", 0, tags[tag], True) for tag in _TEXTS if isinstance(tags.get(tag), str)]
     tifffile.imwrite(
         out,
         pixels,
@@ -354,5 +387,6 @@ def _encoded_tiff(pixels: NDArray[Any], metadata: dict[str, Any], options: dict[
         resolutionunit="INCH" if "dpi" in metadata else None,
         metadata=None,
         software=False,
+        extratags=texts,
     )
     return out.getvalue()

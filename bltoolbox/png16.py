@@ -39,6 +39,13 @@ def is_deep(path: Path) -> bool:
         return all(name != b"tRNS" for name, _ in _chunks(file, data=False))
 
 
+def is_16_bits(path: Path) -> bool:
+    """Whether this is a PNG of several channels with 16 bits each."""
+    with path.open("rb") as file:
+        head = file.read(33)
+    return head[:8] == _SIGNATURE and len(head) == 33 and head[24] == 16 and head[25] in _CHANNELS
+
+
 def read_deep(path: Path) -> NDArray[np.uint16]:
     """The pixels, H×W×C."""
     with path.open("rb") as file:

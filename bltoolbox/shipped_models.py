@@ -13,6 +13,7 @@ A card is Markdown for people. Its first lines, between two lines ``---``, are Y
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def read_card(name: str) -> Card:
 def find_model(source: Path | str) -> Path:
     """The θ file of a run directory, a θ file, or the one of a shipped model's name."""
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise MissingError(f"{path} cannot be read")
         if (theta := path / THETA_FILE).is_file():
             return theta
         if (last := path / "checkpoints" / "last.safetensors").is_file():
@@ -72,7 +75,7 @@ def find_model(source: Path | str) -> Path:
                 f"{path}: the run is not finished, there is no {THETA_FILE}; its last θ is {last}"
             )
         raise MissingError(f"{path / THETA_FILE}: there is no such θ file")
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     shipped = shipped_models()
     if str(source) not in shipped:

@@ -68,7 +68,10 @@ def apply(
     ] = None,
     tol: Annotated[
         float | None,
-        typer.Option(metavar="T", help="Root mean square distance to the exact minimiser; 1e-4."),
+        typer.Option(
+            metavar="T",
+            help="Root mean square distance to the exact minimiser (of its gradient to 0, for a blur); 1e-4.",
+        ),
     ] = None,
     tile: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Side of the tiles of large pictures; 768.")
@@ -138,6 +141,10 @@ def _load(
         return model
     name = operator or "blur"
     known = [one.name for one in registry.get("operator", name).signature().parameters]
+    if "seed" in known:
+        raise UsageError(
+            f"operator {name!r} draws what it measures at random, which no picture file was made by"
+        )
     if options and not set(options) <= set(known):
         raise UsageError(f"operator {name!r} has no kernel")
     if not options and "kernel" in known:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -173,7 +174,8 @@ def _ladder(one: RunFacts) -> str:
         for key, name, value in psnrs
     )
     count = one.environment().get("images", {})
-    count = count.get("evaluation", [None])[0] if isinstance(count, dict) else None
+    sets = count.get("evaluation") if isinstance(count, dict) else None
+    count = sets[0] if isinstance(sets, list) and sets else None
     where = f"mean over {count} evaluation images" if count else "mean over the evaluation images"
     return (
         "<div class='panel'><h3>PSNR in dB</h3>"
@@ -300,9 +302,18 @@ _SURROUNDINGS = {
 }
 
 
+def _finite(data: Any) -> Any:
+    """JSON has no infinite numbers; the PSNR of a perfect image is one."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
 def _json(data: Any) -> str:
     """JSON that cannot end the element it stands in."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text

@@ -100,7 +100,7 @@ def collect(
     if not scenes and images and run.recipe.get("evaluation") is not None:
         try:
             scenes = _restore(run, model, images, registry)
-        except (BltError, OSError, ValueError) as error:
+        except Exception as error:  # θ may be of another shape than its recipe says
             notes.append(f"no evaluation image can be shown: {error}")
     try:
         learned = show_learned(model)
@@ -150,6 +150,8 @@ def load_model(run: RunHistory, registry: Registry | None) -> Model:
                 return Model.load(path, "cpu", registry)
             except BltError as error:
                 last = error
+            except Exception as error:  # whatever a damaged file leads to
+                last = BltError(f"{path}: {type(error).__name__}: {error}")
     raise last
 
 
