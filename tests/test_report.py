@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import initial
+from safetensors.torch import save_file
 from test_compare import make_run
 
 from blt_regularizers.crr import ConvexRidge
@@ -23,6 +25,7 @@ from bltoolbox import load_recipe, run
 from bltoolbox.cli import main
 from bltoolbox.history import RunHistory
 from bltoolbox.interfaces import Regularizer
+from bltoolbox.model import read_theta
 from bltoolbox.report import REPORT_FILE, write_report
 from bltoolbox.report.curves import POINTS, curves
 from bltoolbox.report.facts import duration, gather
@@ -233,6 +236,38 @@ def test_what_is_damaged_is_said_and_the_rest_is_shown(trained: Path, here: Call
     assert [one["key"] for one in found["scenes"][0]["variants"]] == ["measured", "learned", "clean"], (
         "restored"
     )
+
+
+def test_a_run_without_noise_has_a_page(tmp_path: Path) -> None:
+    """The measured images are perfect, so their PSNR is no number of JSON."""
+    run(load_recipe("smoke", [*TINY, "noise=0", "baseline=null"]), out=tmp_path / "run")
+    (found,) = payload((tmp_path / "run" / REPORT_FILE).read_text())["runs"]
+    assert found["scenes"][0]["variants"][0]["psnr"] is None
+
+
+def test_files_of_other_content_than_expected(trained: Path, here: Call, tmp_path: Path) -> None:
+    theta, metadata = read_theta(trained)
+    not_finite = {name: value * math.nan for name, value in theta.items()}
+    other = {"regularizer.something": torch.zeros(3)}
+    for number, (tensors, given) in enumerate(
+        [
+            (theta, {"recipe": "not JSON"}),
+            (theta, {"recipe": "[1]"}),
+            (not_finite, metadata),
+            (other, metadata),
+        ]
+    ):
+        bad = shutil.copytree(trained, tmp_path / f"bad{number}")
+        for folder in ("checkpoints", "thetas", "images"):
+            shutil.rmtree(bad / folder, ignore_errors=True)
+        save_file(tensors, bad / "theta.safetensors", given)
+        status = json.loads((bad / "status.json").read_text()) | {"steps": "twenty"}
+        (bad / "status.json").write_text(json.dumps(status))
+        environment = json.loads((bad / "env.json").read_text()) | {"images": {"evaluation": []}}
+        (bad / "env.json").write_text(json.dumps(environment))
+        done = here(bad.name, "-o", f"{number}.html")
+        assert done.returncode == 0, done.stderr
+        assert payload((tmp_path / f"{number}.html").read_text())["runs"]
 
 
 def test_hardly_anything_is_there(here: Call, tmp_path: Path) -> None:
