@@ -71,8 +71,9 @@ def apply_to(
         colours, reports = _restored(restorer, picture, noise, progress)
         if picture.alpha is not None and colours.shape[:2] != (height, width):
             raise BltError(
-                f"{job.source}: the operator changes the size, so that its transparency does not fit"
+                "the operator changes the size, so that the transparency of the picture does not fit"
             )
+        outcome.height, outcome.width = colours.shape[:2]
         _note(outcome, picture, reports)
         job.target.parent.mkdir(parents=True, exist_ok=True)
         outcome.notes += write_picture(job.target, replace(picture, colours=colours))

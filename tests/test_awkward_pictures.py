@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import zipfile
 from pathlib import Path
@@ -180,3 +181,25 @@ def test_a_damaged_model_is_one_sentence(damage: str, tmp_path: Path) -> None:
     save_file(dict(model.theta) if damage != "nothing" else {}, tmp_path / "a.safetensors", metadata)
     with pytest.raises(BltError, match=r"damaged|holds no"):
         Model.load(tmp_path / "a.safetensors")
+
+
+def test_a_truth_that_does_not_fit_is_not_a_lost_picture(blt_apply: Call, tmp_path: Path) -> None:
+    toy_model().save(tmp_path / "toy.safetensors")
+    for name, side in (("a", 20), ("b", 24)):
+        picture = (clean_picture(side, side, 3) * 255).astype(np.uint8)
+        Image.fromarray(picture).save(tmp_path / f"{name}.png")
+    words = [str(tmp_path / "toy.safetensors"), str(tmp_path / "a.png"), "--truth", str(tmp_path / "b.png")]
+    done = blt_apply(*words)
+    assert done.returncode == 1 and "1 of them only in the comparison" in done.stderr
+    facts = json.loads(blt_apply(*words, "--json", "--force").stdout)
+    assert (facts["restored"], facts["failed"]) == (1, 1)
+    assert (tmp_path / "a-restored.png").exists()
+
+
+def test_the_size_is_that_of_the_result(blt_apply: Call, tmp_path: Path) -> None:
+    toy_model().save(tmp_path / "toy.safetensors")
+    Image.fromarray((clean_picture(20, 24, 3) * 255).astype(np.uint8)).save(tmp_path / "a.png")
+    words = [str(tmp_path / "toy.safetensors"), str(tmp_path / "a.png"), "--operator", "downsampling"]
+    (found,) = json.loads(blt_apply(*words, "--json", "--noise", "5/255").stdout)["pictures"]
+    with Image.open(tmp_path / "a-restored.png") as image:
+        assert image.size == (found["width"], found["height"]) != (24, 20)

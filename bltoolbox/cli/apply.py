@@ -118,16 +118,17 @@ def apply(
         for note in [*notes, *_said(loaded, noise, level)]:
             say(note)
     outcomes = _restore_all(jobs, loaded, level, truth, tol, tile, talk)
+    restored = sum(one.status == "restored" for one in outcomes)
     failed = sum(one.error is not None for one in outcomes)
     if as_json:
         pictures = [one.as_dict() for one in outcomes]
-        print_json(
-            {"model": model, "restored": len(outcomes) - failed, "failed": failed, "pictures": pictures}
-        )
-    elif any(one.status == "restored" for one in outcomes):
+        print_json({"model": model, "restored": restored, "failed": failed, "pictures": pictures})
+    elif restored:
         _print_table(outcomes, truth is not None)
     if failed:
-        say(f"{failed} of {len(outcomes)} pictures failed")
+        compared = restored + failed - len(outcomes)
+        also = f", {compared} of them only in the comparison with --truth" if compared else ""
+        say(f"{failed} of {len(outcomes)} pictures failed{also}")
         raise typer.Exit(1)
 
 
