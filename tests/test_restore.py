@@ -302,7 +302,7 @@ def test_another_kernel(colour: Model) -> None:
     assert "blur" in repr(model) and "identity" in repr(colour)
     refused = {
         "did you mean 'size'": {"sise": 3},
-        "there is no file": {"kernel": "no.npy"},
+        "there is no kernel file": {"kernel": "no.npy"},
         "size": {"size": -1},
     }
     for sentence, options in refused.items():
