@@ -125,6 +125,11 @@ def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise MissingError(f"device {name!r} is not known to torch; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(1, device=device, dtype=torch.float64).sum().item()
+        except Exception as error:
+            raise MissingError(f"device {name!r} cannot be used here; use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MissingError(
             f"device {name!r} is not available: torch sees no CUDA device here; use device=cpu or auto"

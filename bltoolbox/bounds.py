@@ -83,6 +83,7 @@ def estimate_bound(
     tau = size + delta / mu
     constants = Constants(hessian_lipschitz.nan_to_num(), mixed_lipschitz.nan_to_num(), mixed_norm)
     omega = _omega(constants, mu, upper.lipschitz, epsilon, delta, tau)
+    omega = torch.where(mu > 0, omega, torch.inf)  # a Ritz value below 0: not convex, and nothing is known
     return BoundEstimate(omega, hessian_lipschitz, mixed_lipschitz)
 
 

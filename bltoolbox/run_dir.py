@@ -28,6 +28,7 @@ from bltoolbox.checkpoint import Checkpoints
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.experiment import Experiment
 from bltoolbox.files import write_bytes, write_json, write_text
+from bltoolbox.history import is_run
 from bltoolbox.interfaces import Theta
 from bltoolbox.listeners import Check, Listener, RunResult
 from bltoolbox.model import THETA_FILE, encode
@@ -191,7 +192,12 @@ class RunDirectory(Listener):
             raise BltError(f"cannot write to {self.path}: {error.strerror}") from error
 
     def _clear(self) -> None:
-        """What a run that is overwritten left, so that nothing of it can be taken for this one's."""
+        """What a run that is overwritten left, so that nothing of it can be taken for this one's.
+
+        A directory that holds other things keeps them.
+        """
+        if not is_run(self.path):
+            return
         for folder in _FOLDERS:
             for path in (self.path / folder).iterdir():
                 path.unlink()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from bltoolbox.cli.common import say
@@ -36,6 +36,8 @@ class Progress(Listener):
             disable=quiet or not (console.is_terminal or console.is_jupyter),
         )
         self.psnr = ""
+        self.task: TaskID | None = None
+        self.quiet = quiet
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -49,12 +51,16 @@ class Progress(Listener):
         self.task = self.bar.add_task("preparing", total=1.0, figures="")
 
     def phase(self, sentence: str) -> None:
-        self.bar.update(self.task, description=sentence, figures="")
+        if self.task is not None:
+            self.bar.update(self.task, description=sentence, figures="")
+        elif not self.quiet:  # said before the run begins, e.g. that a checkpoint was passed over
+            say(sentence)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
         loss = "–" if record["loss"] is None else f"{record['loss']:.2f}"
         spent = f"{record['computations']:,}" + (f"/{self.limit:,.0f}" if self.limit else "")
         iterations = record["computations"] / max(1, record["step"] * max(1, record["batch"]))
+        assert self.task is not None
         self.bar.update(
             self.task,
             description=f"step {record['step']}",

@@ -215,10 +215,12 @@ def _fresh(recipe: Recipe) -> Path:
 
 
 def _directory(path: Path, overwrite: bool, ranks: Ranks) -> RunDirectory:
-    """What a start that torchrun repeats left behind may be written over: there is no checkpoint in it."""
+    """What a start that torchrun repeats left behind may be written over, as it has no checkpoint. Nothing else may."""
+    from bltoolbox.history import is_run
     from bltoolbox.run_dir import RunDirectory
 
-    return RunDirectory(path, overwrite=overwrite or Place.here().restarts > 0, ranks=ranks)
+    repeated = Place.here().restarts > 0 and is_run(path)
+    return RunDirectory(path, overwrite=overwrite or repeated, ranks=ranks)
 
 
 def _display(quiet: bool, verbose: bool) -> Log | Progress:

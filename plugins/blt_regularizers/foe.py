@@ -202,17 +202,22 @@ class FieldOfExperts(Regularizer):
 
     def _form(self, theta: Theta) -> NormalForm:
         """The normal form at θ; that of the θ seen last is kept, as a solve asks for it twice an iteration."""
-        key = tuple((value, value._version) for _, value in sorted(theta.items()))
-        if any(value.requires_grad for value, _ in key):
+        if any(value.requires_grad or value.is_inference() for value in theta.values()):
             return self._normal_form(theta)
-        if self._seen is None or not _same(self._seen[0], key):
-            self._seen = key, self._normal_form(theta)
-        return self._seen[1]
+        key = tuple((value, value._version) for _, value in sorted(theta.items()))
+        seen = self._seen  # another thread may replace it
+        if seen is None or not _same(seen[0], key):
+            self._seen = seen = key, self._normal_form(theta)
+        return seen[1]
 
     def _normal_form(self, theta: Theta) -> NormalForm:
         a = amplitudes(theta)
         bank = FilterBank(self.kernels(theta) * a.view(-1, 1, 1, 1), self.boundary)
         return NormalForm(bank, SmoothedAbs(theta["log_smoothing"].exp() * a))
+
+
+#: Sizes of images for which planes are kept.
+_SIZES = 4
 
 
 @dataclass(frozen=True)
@@ -225,10 +230,13 @@ class Planes:
         """(1, J, H, W): repeated at every pixel, since a factor a channel is slow to broadcast where channels lie
         innermost."""
         size = tuple(t.shape[2:])
-        if size not in self._made:
-            repeated = self.values.expand(1, *size, -1).contiguous()
-            self._made[size] = repeated.permute(0, 3, 1, 2)
-        return self._made[size]
+        made = self._made.get(size)
+        if made is None:
+            made = self.values.expand(1, *size, -1).contiguous().permute(0, 3, 1, 2)
+            if len(self._made) >= _SIZES:  # pictures and tiles come in ever new sizes
+                self._made.clear()
+            self._made[size] = made
+        return made
 
     @cached_property
     def _made(self) -> dict[tuple[int, ...], Tensor]:

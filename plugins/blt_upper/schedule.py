@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,7 +68,9 @@ def first_step(step: float | Auto, theta: Theta, result: HypergradientResult) ->
     length = theta_norm(result.gradient.values())
     if length == 0:
         return 1.0
-    return min(_PROMISE * result.value.value / length**2, _CHANGE * theta_norm(theta.values()) / length)
+    # Where θ is zero, a part of it says nothing.
+    size = theta_norm(theta.values()) or math.inf
+    return min(_PROMISE * result.value.value / length**2, _CHANGE * size / length)
 
 
 def safe_first_step(
