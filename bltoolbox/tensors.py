@@ -23,6 +23,24 @@ def norm(a: Tensor) -> Tensor:
     return torch.linalg.vector_norm(a, dim=tuple(range(1, a.ndim)))
 
 
+class Constant:
+    """A tensor that is copied once to each dtype and device that asks for it, so that no iteration waits for a copy."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+        self._copies: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    def like(self, x: Tensor) -> Tensor:
+        """With the dtype and on the device of ``x``."""
+        key = x.dtype, x.device
+        found = self._copies.get(key)
+        if found is None:
+            found = self._value.to(x)
+            if not (torch.is_inference_mode_enabled() or type(found) is not Tensor):
+                self._copies[key] = found
+        return found
+
+
 def expand(scalars: Tensor, like: Tensor) -> Tensor:
     """Per-sample scalars (B,), shaped to multiply ``like``."""
     return scalars.view(-1, *(1,) * (like.ndim - 1))

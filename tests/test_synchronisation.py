@@ -6,8 +6,10 @@ Counted on the CPU, through a dispatch mode: reading a number (`.item()`, `bool`
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import lower_level, noisy, small_foe
@@ -19,6 +21,7 @@ from blt_solvers.mm import MemoryGradient
 from bltoolbox.interfaces import LowerSolver
 from bltoolbox.linear import ConjugateGradients
 from bltoolbox.loop import solve
+from bltoolbox.registry import load_registry
 
 WAITS = (
     "aten::_local_scalar_dense",
@@ -102,3 +105,31 @@ def test_the_loop_waits_only_at_its_checks(solver: str) -> None:
         counts[every] = waits.total
     assert counts[8] <= 4 * (40 / 8 + 1) + 8, counts
     assert counts[1] > 3 * counts[8], counts
+
+
+@pytest.mark.parametrize("name", ["blur", "inpainting", "mri"])
+def test_what_an_operator_holds_is_copied_once(name: str, tmp_path: Path) -> None:
+    """From the host to a device that would be a wait in every product; here, from float64 to float32."""
+    np.save(tmp_path / "mask.npy", np.eye(8, dtype=np.float32))
+    options = {} if name == "blur" else {"mask": str(tmp_path / "mask.npy")}
+    operator = load_registry().get("operator", name).load()(**options)
+    x = torch.rand(2, 2 if name == "mri" else 3, 8, 8)
+    first = operator.apply(x, {})
+    with Copies() as counted:
+        again = operator.adjoint(operator.apply(x, {}), {})
+    assert counted.count == 0 and first.dtype == again.dtype == torch.float32
+    with torch.inference_mode():
+        operator.apply(x.double(), {})
+    operator.apply(x.double().requires_grad_(), {}).square().sum().backward()
+
+
+class Copies(TorchDispatchMode):
+    """Counts changes of dtype or device of matrices: kernels and masks, not images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._to_copy.default and args[0].ndim == 2
+        return func(*args, **(kwargs or {}))

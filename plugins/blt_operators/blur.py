@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from blt_operators.arrays import read_matrix
 from bltoolbox.interfaces import Operator, Theta
-from bltoolbox.tensors import image_layout
+from bltoolbox.tensors import Constant, image_layout
 
 Boundary = Literal["symmetric", "periodic", "zero", "valid"]
 
@@ -57,6 +57,7 @@ class Blur(Operator):
         learned: bool = False,
     ) -> None:
         self.kernel = gaussian_kernel(size, sigma) if kernel is None else _given(kernel)
+        self._constant = Constant(self.kernel)
         self.boundary: Boundary = boundary
         self.learned = learned
         if learned and (self.kernel.min() < 0 or abs(float(self.kernel.sum()) - 1) > 1e-6):
@@ -111,7 +112,7 @@ class Blur(Operator):
         if "log_kernel" in theta:
             log_kernel = theta["log_kernel"]
             return log_kernel.flatten().softmax(0).view_as(log_kernel)
-        return self.kernel if like is None else self.kernel.to(like)
+        return self.kernel if like is None else self._constant.like(like)
 
 
 def gaussian_kernel(size: int, sigma: float) -> Tensor:

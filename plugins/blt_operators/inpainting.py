@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from blt_operators.arrays import misfit, read_mask
 from bltoolbox.interfaces import Operator, Theta
-from bltoolbox.tensors import keyed_generator
+from bltoolbox.tensors import Constant, keyed_generator
 
 
 class Inpainting(Operator):
@@ -49,6 +49,7 @@ class Inpainting(Operator):
         self.missing = missing
         self.seed = seed
         self.mask = None if mask is None else read_mask(mask)
+        self._constant = None if self.mask is None else Constant(self.mask)
 
     def check(self, shape: Sequence[int]) -> str | None:
         return misfit(self.mask, (shape[1], shape[2]))
@@ -75,11 +76,11 @@ class Inpainting(Operator):
 
     def known(self, x: Tensor) -> Tensor:
         """The mask (H, W) for images like ``x``."""
-        if self.mask is None:
+        if self._constant is None:
             return random_mask(self.missing, self.seed, x.shape[2], x.shape[3], x.dtype, x.device)
         if sentence := self.check(x.shape[1:]):
             raise ValueError(sentence)
-        return self.mask.to(x)
+        return self._constant.like(x)
 
 
 @lru_cache(maxsize=16)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from blt_operators.arrays import misfit, read_mask
 from bltoolbox.interfaces import Operator, Theta
-from bltoolbox.tensors import keyed_generator
+from bltoolbox.tensors import Constant, keyed_generator
 
 
 class MRI(Operator):
@@ -61,6 +61,7 @@ class MRI(Operator):
         self.center_fraction = center_fraction
         self.seed = seed
         self.mask = None if mask is None else read_mask(mask)
+        self._constant = None if self.mask is None else Constant(self.mask)
         self.image = image
 
     def check(self, shape: Sequence[int]) -> str | None:
@@ -90,10 +91,10 @@ class MRI(Operator):
 
     def measured(self, x: Tensor) -> Tensor:
         """The mask for images or measurements like ``x``: (H, W), or (1, W) for whole columns."""
-        if self.mask is not None:
+        if self.mask is not None and self._constant is not None:
             if sentence := misfit(self.mask, (x.shape[2], x.shape[3])):
                 raise ValueError(sentence)
-            return self.mask.to(x)
+            return self._constant.like(x)
         return column_mask(self.acceleration, self.center_fraction, self.seed, x.shape[3], x.dtype, x.device)
 
     def _eigenvalues(self, shape: Sequence[int]) -> Tensor:
