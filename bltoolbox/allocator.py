@@ -22,11 +22,12 @@ _WHILE = 10.0
 
 
 def keep_freed_memory() -> bool:
-    """Whether freed memory is kept: with glibc, unless a variable ``MALLOC_…`` says what the user wants."""
+    """Keep freed memory for a while, with glibc, unless a ``MALLOC_…`` variable is set; return whether it is kept."""
+    return_freed_memory(after=_WHILE)
     return _glibc() is not None
 
 
-def return_freed_memory(after: float = _WHILE) -> bool:
+def return_freed_memory(after: float = 0.0) -> bool:
     """Give back what is free, if that was done so many seconds ago; whether it was done."""
     library = _glibc()
     if library is None or time.monotonic() < _Last.time + after:

@@ -72,7 +72,7 @@ def examine(registry: Registry) -> Iterator[Finding]:
         "devices": _devices,
         "ranks": _ranks,
         "compiler": _compiler,
-        "computing": _computing,
+        "computing": lambda: _computing(registry),
     }
     for subject, check in checks.items():
         try:
@@ -292,7 +292,7 @@ def _compiler() -> Iterator[Finding]:
         yield Finding("compiler", Verdict.NOTE, "no C++ compiler: `compile: true` has no effect on the CPU")
 
 
-def _computing() -> Iterator[Finding]:
+def _computing(registry: Registry) -> Iterator[Finding]:
     """A noisy picture is restored by a shipped model, on each device, and should look alike everywhere."""
     import torch
 
@@ -303,7 +303,7 @@ def _computing() -> Iterator[Finding]:
     for device in devices:
         clean, noisy = _plain_areas()
         try:
-            restored = _restore(noisy, device)
+            restored = _restore(noisy, device, registry)
         except Exception as error:
             yield Finding(f"computing on {device}", Verdict.WRONG, _sentence(error))
             continue
@@ -333,10 +333,10 @@ def _plain_areas() -> tuple[Any, Any]:
     return clean, (clean + _SIGMA * noise).astype(np.float32)
 
 
-def _restore(noisy: Any, device: str) -> Any:
+def _restore(noisy: Any, device: str, registry: Registry) -> Any:
     from bltoolbox.model import Model
 
-    return Model.load(_PATIENT, device).restore(noisy)
+    return Model.load(_PATIENT, device, registry).restore(noisy)
 
 
 def _sentence(error: Exception) -> str:

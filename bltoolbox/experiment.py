@@ -213,10 +213,10 @@ class _Run:
                 continue
             if step.finished:
                 self.ended = step.finished
+                self.experiment.oracle.journal.clear()
                 break
             self._take(step, batch, sampler_state)
             self._checkpoint_if_due()
-        self.experiment.oracle.journal.clear()
         if self.checked_at != self.steps:
             self._check(None)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,4 +35,13 @@ def write_text(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Replace ``path`` atomically with JSON that a person can read."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite(data: Any, word: Callable[[float], str | None] = lambda number: None) -> Any:
+    """Data for JSON, which has no infinite numbers: null, or a word for them. The PSNR of a perfect image is one."""
+    if isinstance(data, dict):
+        return {key: finite(value, word) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value, word) for value in data]
+    return word(data) if isinstance(data, float) and not math.isfinite(data) else data

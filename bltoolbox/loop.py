@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.allocator import keep_freed_memory, return_freed_memory
+from bltoolbox.allocator import keep_freed_memory
 from bltoolbox.interfaces import LowerSolver
 from bltoolbox.problem import LowerLevel
 from bltoolbox.results import Solution, Status
@@ -78,7 +78,6 @@ def solve(
     """
     if x0.device.type == "cpu":
         keep_freed_memory()
-        return_freed_memory()
     tol = torch.as_tensor(tol, dtype=x0.dtype, device=x0.device).expand(len(x0))
     every = check_every or (1 if x0.device.type == "cpu" else 4)
     out = _Output(x0, lower.mu)

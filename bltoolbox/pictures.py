@@ -43,8 +43,6 @@ _LOSSLESS_TIFF = {"raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "pack
 _TELLING = (270, 271, 272, 285, 305, 306, 315, 316, 33432, 700, 33723, 34665, 34853)
 #: Those that hold further tags: EXIF and GPS.
 _DIRECTORIES = (34665, 34853)
-#: Plain text among the tags.
-_TEXTS = (270, 271, 272, 285, 305, 306, 315, 316, 33432)
 _PHOTOMETRIC, _EXTRA_SAMPLES = 262, 338
 
 
@@ -375,7 +373,7 @@ def _encoded_tiff(pixels: NDArray[Any], metadata: dict[str, Any], options: dict[
     out = io.BytesIO()
     plain = options.get("compression", "raw") == "raw"
     tags = _tags(metadata.get("exif"))
-    texts = [(tag, "s", 0, tags[tag], True) for tag in _TEXTS if isinstance(tags.get(tag), str)]
+    texts = [(tag, "s", 0, tags[tag], True) for tag in _TELLING if isinstance(tags.get(tag), str)]
     tifffile.imwrite(
         out,
         pixels,

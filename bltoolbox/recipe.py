@@ -118,7 +118,7 @@ class Recipe:
         version: Of the recipe format; a recipe of a newer one than this toolbox knows is refused.
         seed: Of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
-        device: Where to compute: auto, cpu, cuda, cuda:1, mps.
+        device: Where to compute: auto, cpu, cuda, cuda:1.
         tf32: Let CUDA round factors of float32 products to 10 bits: faster, but tolerances below about 1e-2 stall.
         color: Colour or gray images.
         data: The training images.

@@ -152,7 +152,7 @@ class Restorer:
         out, seams = np.empty_like(image), _Seams(width, planes)
         tiles = list(_tiles(height, width, self.tile, overlap))
         for count, tile in enumerate(tiles):
-            return_freed_memory(after=0)  # tiles have several sizes, and would leave gaps
+            return_freed_memory()  # tiles have several sizes, and would leave gaps
             inner = seams.compare(tile, tile.inner(solve(_to_unit(image[tile.rows, tile.columns]))))
             if seams.largest > _VISIBLE and overlap < self.large_overlap:
                 return None

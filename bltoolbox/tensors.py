@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -23,11 +24,16 @@ def norm(a: Tensor) -> Tensor:
     return torch.linalg.vector_norm(a, dim=tuple(range(1, a.ndim)))
 
 
+def lasting() -> AbstractContextManager[Any]:
+    """Where tensors are made that are kept: those of inference mode could take part in no derivative later."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
 class Constant:
     """A tensor that is copied once to each dtype and device that asks for it, so that no iteration waits for a copy."""
 
     def __init__(self, value: Tensor) -> None:
-        self._value = value
+        self.value = value
         self._copies: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def like(self, x: Tensor) -> Tensor:
@@ -35,8 +41,9 @@ class Constant:
         key = x.dtype, x.device
         found = self._copies.get(key)
         if found is None:
-            found = self._value.to(x)
-            if not (torch.is_inference_mode_enabled() or type(found) is not Tensor):
+            with lasting():
+                found = self.value.to(dtype=x.dtype, device=x.device)
+            if type(found) is Tensor:  # not one that stands for others, as under fake tensors
                 self._copies[key] = found
         return found
 

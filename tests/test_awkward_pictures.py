@@ -168,7 +168,7 @@ def test_random_measurements_are_refused(blt_apply: Call, tmp_path: Path) -> Non
     picture = tmp_path / "a.png"
     Image.fromarray((clean_picture(20, 20, 3) * 255).astype(np.uint8)).save(picture)
     done = blt_apply(str(tmp_path / "toy.safetensors"), str(picture), "--operator", "inpainting")
-    assert done.returncode == 2 and "at random" in done.stderr
+    assert done.returncode == 2 and "drawn at random" in done.stderr
     assert not (tmp_path / "a-restored.png").exists()
 
 

@@ -16,6 +16,7 @@ from commands import Call, caller
 
 from bltoolbox import doctor
 from bltoolbox.doctor import Finding, Verdict
+from bltoolbox.registry import load_registry
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_a_person_reads_lines_and_a_last_word(blt_doctor: Call, monkeypatch: pyt
 
 
 def test_broken_plugins_are_named(blt_doctor: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_computing", lambda: [])
+    monkeypatch.setattr(doctor, "_computing", lambda registry: [])
     file = tmp_path / "mine.py"
     file.write_text("import a_package_that_is_not_there\n")
     done = blt_doctor("--plugin", str(file))
@@ -99,9 +100,12 @@ class TestPackages:
 
 class TestComputing:
     def test_a_device_that_computes_nonsense(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for nonsense in (lambda noisy, device: noisy, lambda noisy, device: noisy * np.nan):
+        for nonsense in (
+            lambda noisy, device, registry: noisy,
+            lambda noisy, device, registry: noisy * np.nan,
+        ):
             monkeypatch.setattr(doctor, "_restore", nonsense)
-            (found,) = doctor._computing()
+            (found,) = doctor._computing(load_registry())
             assert found.verdict is Verdict.WRONG and "should be more than 2" in found.found
 
     def test_devices_that_disagree(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,16 +115,18 @@ class TestComputing:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(
-            doctor, "_restore", lambda noisy, device: clean + (0.02 if device == "cuda:1" else 0.001)
+            doctor,
+            "_restore",
+            lambda noisy, device, registry: clean + (0.02 if device == "cuda:1" else 0.001),
         )
-        assert subjects(list(doctor._computing()), Verdict.WRONG) == ["computing on cuda:1"]
+        assert subjects(list(doctor._computing(load_registry())), Verdict.WRONG) == ["computing on cuda:1"]
 
     def test_a_device_that_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(noisy: Any, device: str) -> Any:
+        def fail(noisy: Any, device: str, registry: Any) -> Any:
             raise RuntimeError("no kernel image is available\nfor execution")
 
         monkeypatch.setattr(doctor, "_restore", fail)
-        (found,) = doctor._computing()
+        (found,) = doctor._computing(load_registry())
         assert found.verdict is Verdict.WRONG and found.found == "RuntimeError: no kernel image is available"
 
 
@@ -163,9 +169,7 @@ def test_variables_that_change_a_run_are_shown(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_check_that_fails_does_not_end_the_visit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bltoolbox.registry import load_registry
-
-    def fail() -> Iterator[Finding]:
+    def fail(*registry: Any) -> Iterator[Finding]:
         raise OSError("the disk is on fire")
         yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from commands import caller
 from helpers import initial
 
 from blt_regularizers.foe import FieldOfExperts, Planes
-from bltoolbox import load_recipe, run
+from bltoolbox import load_recipe, resume, run
 from bltoolbox.assemble import pick_device
 from bltoolbox.errors import MissingError
+from bltoolbox.launch import Place
+from bltoolbox.recipe import Recipe
 
 TINY = [
     "data={name: dead-leaves, count: 4, size: 16}",
@@ -46,19 +49,20 @@ def test_overwriting_deletes_only_what_a_run_left(foreign: Path, capfd: pytest.C
     assert caller("run", capfd)(*words, "--overwrite").returncode == 0 and kept(foreign)
 
 
-def test_a_restart_deletes_nothing_of_others(
-    foreign: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_restart_goes_on_with_its_own_run_only(
+    foreign: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bltoolbox.cli import run as command
-    from bltoolbox.errors import UsageError
-    from bltoolbox.launch import Place
-    from bltoolbox.ranks import ALONE
-
-    monkeypatch.setattr(Place, "here", classmethod(lambda cls: Place(0, 1, 0, 1)))
-    with pytest.raises(UsageError, match="not empty"):
-        command._directory(foreign, False, ALONE)
-    (foreign / "resolved.yaml").write_text("")
-    command._directory(foreign, False, ALONE)
+    blt_run = caller("run", capfd)
+    assert blt_run("smoke", *TINY, "-o", str(tmp_path / "other"), "-q").returncode == 0
+    before = (tmp_path / "other" / "metrics.jsonl").read_text()
+    restarted = replace(Place.here(), restarts=1)
+    monkeypatch.setattr(Place, "here", classmethod(lambda cls: restarted))
+    for path in (foreign, tmp_path / "other"):
+        done = blt_run("smoke", *TINY, "seed=7", "-o", str(path), "-q")
+        assert done.returncode == 2 and "not empty" in done.stderr
+    assert kept(foreign) and (tmp_path / "other" / "metrics.jsonl").read_text() == before
+    (tmp_path / "other" / "checkpoints").rename(tmp_path / "none")
+    assert blt_run("smoke", *TINY, "-o", str(tmp_path / "other"), "-q").returncode == 0, "its own, begun anew"
 
 
 def test_a_damaged_checkpoint_is_passed_over_by_the_command(
@@ -104,8 +108,32 @@ def test_planes_are_kept_for_a_few_sizes_only() -> None:
 def test_inference_mode_leaves_nothing_behind() -> None:
     foe = FieldOfExperts(filters=2, kernel_size=3)
     theta, x = initial(foe), torch.rand(1, 3, 8, 8, dtype=torch.float64)
-    expected = foe.gradient(theta, x)
+    expected = FieldOfExperts(filters=2, kernel_size=3).gradient(theta, x)
     with torch.inference_mode():
         inside = {name: value.clone() for name, value in theta.items()}
         torch.testing.assert_close(foe.gradient(inside, x), expected)
-    torch.testing.assert_close(foe.gradient(theta, x), expected)
+        torch.testing.assert_close(foe.gradient(theta, x), expected)
+    x.requires_grad_()
+    foe.energy(theta, x).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_a_step_that_the_budget_cuts_off_is_gone_on_with(tmp_path: Path) -> None:
+    def recipe(computations: int) -> Recipe:
+        words = [
+            *TINY,
+            "data={name: dead-leaves, count: 4, size: 24}",
+            "sampler={name: full}",
+            "dtype=float64",
+        ]
+        return load_recipe(
+            "smoke", [*words, "upper_optimizer=maid", f"budget={{computations: {computations}}}"]
+        )
+
+    whole = run(recipe(3000), out=tmp_path / "whole")
+    short = run(recipe(1500), out=tmp_path / "parts")
+    assert short.steps < whole.steps, "cut off within a step"
+    resume(tmp_path / "parts", ["budget.computations=3000"])
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "parts")]
+    assert metrics[0] == metrics[1]

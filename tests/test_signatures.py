@@ -63,7 +63,7 @@ class Everything:
         scales: tuple[float, ...] = (1.0, 2.0),
         range: tuple[int, str] = (1, "px"),
         names: Sequence[str] = (),
-        decay: Decay = Decay(1.0),  # noqa: B008
+        decay: Decay = Decay(1.0),
         maybe: Decay | None = None,
         top: IsNotNan[float] = math.inf,
         even: Annotated[int, MultipleOf(2), Interval(ge=0, le=8)] = 4,

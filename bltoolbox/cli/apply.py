@@ -76,7 +76,7 @@ def apply(
     tile: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Side of the tiles of large pictures; 768.")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1.")] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace results that are there.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.")] = False,
     as_json: Json = False,
@@ -144,7 +144,7 @@ def _load(
     known = [one.name for one in registry.get("operator", name).signature().parameters]
     if "seed" in known:
         raise UsageError(
-            f"operator {name!r} draws what it measures at random, which no picture file was made by"
+            f"operator {name!r} measures at places drawn at random, and a picture file does not say which"
         )
     if options and not set(options) <= set(known):
         raise UsageError(f"operator {name!r} has no kernel")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bltoolbox.files import finite
 from bltoolbox.launch import Place
 
 if TYPE_CHECKING:
@@ -71,17 +72,7 @@ def _tell_warnings() -> None:
 
 def print_json(data: Any) -> None:
     # NaN and Infinity are no JSON; a script should get null or a readable word rather than a parse error.
-    typer.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    if isinstance(data, float) and data - data != 0:
-        return str(data)
-    return data
+    typer.echo(json.dumps(finite(data, str), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def open_registry(files: Sequence[Path] | None, warn: bool = True) -> Registry:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say
+
+if TYPE_CHECKING:
+    from bltoolbox.doctor import Finding
 
 
 def register(app: typer.Typer) -> None:
@@ -21,13 +25,13 @@ def doctor(as_json: Json = False, plugin: Plugins = None, debug: Debug = False) 
     4 if anything is wrong. It takes a few seconds. For example: blt doctor --json, to go with a question or a report
     of a bug.
     """
-    from bltoolbox.doctor import Finding, Verdict, examine
+    from bltoolbox.doctor import Verdict, examine
 
     found: list[Finding] = []
     for finding in examine(open_registry(plugin, warn=False)):
         found.append(finding)
         if not as_json:
-            _print(finding.verdict, finding.subject, finding.found, finding.remedy)
+            _print(finding)
     wrong = sum(finding.verdict is Verdict.WRONG for finding in found)
     if as_json:
         print_json([finding.as_dict() for finding in found])
@@ -41,7 +45,8 @@ def doctor(as_json: Json = False, plugin: Plugins = None, debug: Debug = False) 
 _COLORS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "wrong": typer.colors.RED}
 
 
-def _print(verdict: str, subject: str, found: str, remedy: str) -> None:
-    typer.secho(f"{verdict:5}", fg=_COLORS[verdict], nl=False)
-    typer.echo(f"  {subject:17}  {found}{' -> ' if remedy else ''}{remedy}")
+def _print(finding: Finding) -> None:
+    typer.secho(f"{finding.verdict:5}", fg=_COLORS[finding.verdict], nl=False)
+    remedy = f" -> {finding.remedy}" if finding.remedy else ""
+    typer.echo(f"  {finding.subject:17}  {finding.found}{remedy}")
     sys.stdout.flush()  # the last findings take seconds

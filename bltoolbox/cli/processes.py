@@ -13,10 +13,12 @@ import typer
 
 from bltoolbox.cli.common import debugging, say
 from bltoolbox.errors import BltError, UsageError
+from bltoolbox.history import RECIPE_FILE, is_run
 from bltoolbox.launch import Launcher, Place
 
 if TYPE_CHECKING:
     from bltoolbox.ranks import Ranks
+    from bltoolbox.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -88,12 +90,18 @@ def once(ranks: Ranks, at: str, work: Callable[[], T]) -> T:
     return found[0]
 
 
-def was_restarted(ranks: Ranks, path: Path) -> bool:
-    """Whether torchrun has started these processes again, and there is something to go on from."""
-    place = Place.here()
-    if place.restarts == 0:
+def left_by_us(path: Path, recipe: Recipe) -> bool:
+    """Whether torchrun has started these processes again, and a directory holds what they did before."""
+    if Place.here().restarts == 0 or not is_run(path):
         return False
-    usable = (path / "resolved.yaml").is_file() and any((path / "checkpoints").glob("state-*.ckpt"))
+    return (path / RECIPE_FILE).read_text(encoding="utf-8") == recipe.to_yaml()
+
+
+def was_restarted(ranks: Ranks, path: Path, recipe: Recipe) -> bool:
+    """Whether there is something of ours to go on from."""
+    if Place.here().restarts == 0:
+        return False
+    usable = left_by_us(path, recipe) and any((path / "checkpoints").glob("state-*.ckpt"))
     return bool(ranks.gather("restarted", usable)[0])
 
 

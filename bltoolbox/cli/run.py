@@ -13,6 +13,7 @@ from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json
 from bltoolbox.cli.completion import complete_recipe
 from bltoolbox.cli.processes import (
     launch,
+    left_by_us,
     once,
     passed_on,
     refuse_nameless,
@@ -111,15 +112,20 @@ def run(
             words += ["--overwrite"] * overwrite + ["--profile"] * profile
             launch([*words, *passed_on(quiet, verbose, as_json, debug, plugin)], nproc, out)
         from bltoolbox.ranks import joined
+        from bltoolbox.run_dir import RunDirectory
 
         with joined() as ranks:
             experiment = once(ranks, "recipe", lambda: _assemble(recipe, registry, ranks))
             path = Path(ranks.gather("name", str(out or _fresh(recipe)))[0])
-            if was_restarted(ranks, path):
+            if was_restarted(ranks, path, recipe):
                 reopened = once(ranks, "reopening", lambda: reopen(path, (), registry, ranks))
                 _go_on(reopened, ranks, quiet, verbose, as_json)
                 return
-            directory = once(ranks, "directory", lambda: _directory(path, overwrite, ranks))
+            # A start that torchrun repeats has left no checkpoint, but a directory.
+            may_replace = overwrite or left_by_us(path, recipe)
+            directory = once(
+                ranks, "directory", lambda: RunDirectory(path, overwrite=may_replace, ranks=ranks)
+            )
             with _display(quiet or as_json, verbose) as display, _goodbye(directory, ranks):
                 result = directory.run(experiment, [display, *_profilers(profile, path)])
             _show(result, as_json, ranks)
@@ -212,15 +218,6 @@ def _fresh(recipe: Recipe) -> Path:
     from bltoolbox.run_dir import fresh_directory
 
     return fresh_directory(Path("runs"), recipe.name)
-
-
-def _directory(path: Path, overwrite: bool, ranks: Ranks) -> RunDirectory:
-    """What a start that torchrun repeats left behind may be written over, as it has no checkpoint. Nothing else may."""
-    from bltoolbox.history import is_run
-    from bltoolbox.run_dir import RunDirectory
-
-    repeated = Place.here().restarts > 0 and is_run(path)
-    return RunDirectory(path, overwrite=overwrite or repeated, ranks=ranks)
 
 
 def _display(quiet: bool, verbose: bool) -> Log | Progress:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import bltoolbox
+from bltoolbox.files import finite
 from bltoolbox.report.curves import charts, curves
 from bltoolbox.report.facts import LEDGER, RunFacts, differences, duration
 from bltoolbox.report.pictures import Learned, Pictures, data_uri
@@ -302,18 +302,9 @@ _SURROUNDINGS = {
 }
 
 
-def _finite(data: Any) -> Any:
-    """JSON has no infinite numbers; the PSNR of a perfect image is one."""
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
 def _json(data: Any) -> str:
     """JSON that cannot end the element it stands in."""
-    text = json.dumps(_finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bltoolbox.tensors import Constant
+
 
 def read_matrix(path: str, what: str) -> Tensor:
     """The two-dimensional array of an ``.npy`` file, in float64."""
@@ -38,11 +40,12 @@ def read_mask(path: str) -> Tensor:
     return mask
 
 
-def misfit(mask: Tensor | None, shape: tuple[int, int]) -> str | None:
+def misfit(mask: Constant | None, shape: tuple[int, int]) -> str | None:
     """A sentence when a mask from a file does not fit images of ``shape``."""
-    if mask is None or tuple(mask.shape) == shape:
+    if mask is None or tuple(mask.value.shape) == shape:
         return None
+    height, width = mask.value.shape
     return (
-        f"the mask is {mask.shape[0]}×{mask.shape[1]} but the images are {shape[0]}×{shape[1]};"
+        f"the mask is {height}×{width} but the images are {shape[0]}×{shape[1]};"
         " give a mask of that size, or leave it out for a random one of any size"
     )

@@ -48,8 +48,7 @@ class Inpainting(Operator):
     ) -> None:
         self.missing = missing
         self.seed = seed
-        self.mask = None if mask is None else read_mask(mask)
-        self._constant = None if self.mask is None else Constant(self.mask)
+        self.mask = None if mask is None else Constant(read_mask(mask))
 
     def check(self, shape: Sequence[int]) -> str | None:
         return misfit(self.mask, (shape[1], shape[2]))
@@ -72,15 +71,15 @@ class Inpainting(Operator):
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
         if self.mask is None:
             return 1.0 if _missing(self.missing, shape[1] * shape[2]) == 0 else 0.0
-        return float(self.mask.min())
+        return float(self.mask.value.min())
 
     def known(self, x: Tensor) -> Tensor:
         """The mask (H, W) for images like ``x``."""
-        if self._constant is None:
+        if self.mask is None:
             return random_mask(self.missing, self.seed, x.shape[2], x.shape[3], x.dtype, x.device)
         if sentence := self.check(x.shape[1:]):
             raise ValueError(sentence)
-        return self._constant.like(x)
+        return self.mask.like(x)
 
 
 @lru_cache(maxsize=16)

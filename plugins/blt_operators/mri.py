@@ -60,8 +60,7 @@ class MRI(Operator):
         self.acceleration = acceleration
         self.center_fraction = center_fraction
         self.seed = seed
-        self.mask = None if mask is None else read_mask(mask)
-        self._constant = None if self.mask is None else Constant(self.mask)
+        self.mask = None if mask is None else Constant(read_mask(mask))
         self.image = image
 
     def check(self, shape: Sequence[int]) -> str | None:
@@ -91,10 +90,10 @@ class MRI(Operator):
 
     def measured(self, x: Tensor) -> Tensor:
         """The mask for images or measurements like ``x``: (H, W), or (1, W) for whole columns."""
-        if self.mask is not None and self._constant is not None:
+        if self.mask is not None:
             if sentence := misfit(self.mask, (x.shape[2], x.shape[3])):
                 raise ValueError(sentence)
-            return self._constant.like(x)
+            return self.mask.like(x)
         return column_mask(self.acceleration, self.center_fraction, self.seed, x.shape[3], x.dtype, x.device)
 
     def _eigenvalues(self, shape: Sequence[int]) -> Tensor:

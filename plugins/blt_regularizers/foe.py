@@ -42,6 +42,7 @@ from blt_regularizers.filters import (
 )
 from bltoolbox.interfaces import Regularizer, Theta
 from bltoolbox.results import Constants, Potentials
+from bltoolbox.tensors import lasting
 
 
 class FieldOfExperts(Regularizer):
@@ -207,7 +208,8 @@ class FieldOfExperts(Regularizer):
         key = tuple((value, value._version) for _, value in sorted(theta.items()))
         seen = self._seen  # another thread may replace it
         if seen is None or not _same(seen[0], key):
-            self._seen = seen = key, self._normal_form(theta)
+            with lasting():
+                self._seen = seen = key, self._normal_form(theta)
         return seen[1]
 
     def _normal_form(self, theta: Theta) -> NormalForm:
@@ -232,7 +234,8 @@ class Planes:
         size = tuple(t.shape[2:])
         made = self._made.get(size)
         if made is None:
-            made = self.values.expand(1, *size, -1).contiguous().permute(0, 3, 1, 2)
+            with lasting():
+                made = self.values.expand(1, *size, -1).contiguous().permute(0, 3, 1, 2)
             if len(self._made) >= _SIZES:  # pictures and tiles come in ever new sizes
                 self._made.clear()
             self._made[size] = made
@@ -263,7 +266,8 @@ class SmoothedAbs:
 
     @cached_property
     def _squares(self) -> Planes:
-        return Planes(self.nu.square())
+        with lasting():
+            return Planes(self.nu.square())
 
 
 class Potential(Protocol):
