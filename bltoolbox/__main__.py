@@ -1,6 +1,30 @@
-"""``python -m bltoolbox`` is ``blt``."""
+"""The ``blt`` command, also as ``python -m bltoolbox``.
 
-from bltoolbox.cli import main
+Signals are in order before anything slow is imported: Ctrl-C ends a command that is still starting without a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from bltoolbox.interrupts import Interrupted, end_process, end_process_at_once
+
+
+def main() -> NoReturn:
+    """Run the command in a process of its own."""
+    end_process()
+    try:
+        from bltoolbox.cli import main as command
+        from bltoolbox.cli.streams import guard_streams
+
+        guard_streams()
+        command()
+    except Interrupted as stop:
+        sys.exit(stop.exit_code)
+    finally:
+        end_process_at_once()
+
 
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 
@@ -52,3 +53,26 @@ class MissingError(BltError):
     """A component, dependency or device is not there (exit code 4)."""
 
     exit_code = 4
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether no memory was left; Python, NumPy, CUDA and the CPU each report it in another way."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # By name, as torch is not imported here.
+    named = any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__)
+    cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or named or cpu
+
+
+def explain(error: BaseException) -> str:
+    """One sentence about any exception."""
+    if isinstance(error, BltError):
+        return str(error)
+    detail = str(error).strip().partition("\n")[0]
+    if is_out_of_memory(error):
+        return (
+            "out of memory; lower `chunk` in the recipe (the samples computed at once), use fewer workers or smaller"
+            f" images{f' ({detail})' if detail else ''}"
+        )
+    return f"{type(error).__name__}{': ' if detail else ''}{detail}"

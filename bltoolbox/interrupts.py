@@ -1,13 +1,17 @@
 """SIGINT and SIGTERM, let in only where nothing can be left half done.
 
-Outside ``allowed`` a signal waits; inside it raises ``Interrupted`` at once, and whoever computes there undoes
-what it began.
+In a run (``handled``), a signal outside ``allowed`` waits; inside it raises ``Interrupted`` at once, and whoever
+computes there undoes what it began. In the rest of a command (``end_process``) it always raises
+``Interrupted``, except during imports, where extension modules turn exceptions into other ones, and at the very end:
+there the process ends at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType
 
@@ -25,6 +29,8 @@ class Interrupted(BaseException):
 class _State:
     allowed = False
     pending: int | None = None
+    #: Nothing is left to do but to exit.
+    ending = False
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
@@ -62,3 +68,39 @@ def allowed() -> Iterator[None]:
         yield
     finally:
         _State.allowed = before
+
+
+def end_process() -> None:
+    """Let the two signals end this process quietly. For commands, which own their process, not for libraries."""
+    for number in _SIGNALS:
+        # What the parent ignores stays ignored, as for a job in the background of a shell script.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+    sys.unraisablehook = _end_from_finalizer
+
+
+def end_process_at_once() -> None:
+    """From here on nothing can be left half done: do not disturb Python, which is cleaning up, with exceptions."""
+    _State.ending = True
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if _State.ending or _imports(frame):
+        os._exit(128 + number)
+    raise Interrupted(number)
+
+
+def _end_from_finalizer(unraisable: sys.UnraisableHookArgs) -> None:
+    """A signal that came during a finalizer, where Python cannot raise, ends the process nevertheless."""
+    if isinstance(unraisable.exc_value, Interrupted):
+        os._exit(unraisable.exc_value.exit_code)
+    sys.__unraisablehook__(unraisable)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

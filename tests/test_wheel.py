@@ -100,4 +100,4 @@ def test_the_installed_script(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "blt = bltoolbox.cli:main" in archive.read(points).decode()
+        assert "blt = bltoolbox.__main__:main" in archive.read(points).decode()

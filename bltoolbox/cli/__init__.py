@@ -7,7 +7,6 @@ Commands raise; this file alone turns an error into one line on stderr and an ex
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -33,7 +32,9 @@ from bltoolbox.cli import (
     watch,
 )
 from bltoolbox.cli.common import Debug, debugging, say
-from bltoolbox.errors import BltError, RecipeError
+from bltoolbox.cli.streams import CLOSED, OutputFailed
+from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
+from bltoolbox.interrupts import Interrupted
 
 app = typer.Typer(
     name="blt",
@@ -92,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
         code = 130
+    except Interrupted as stop:
+        code = stop.exit_code
     except Exception as error:
         code = _report(error)
     else:
@@ -102,19 +105,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _report(error: Exception) -> int:
     if debugging():
         say("".join(traceback.format_exception(error)).rstrip())
+    if isinstance(error, OutputFailed) and error.exit_code == CLOSED:
+        return CLOSED
     if isinstance(error, BltError):
         say(str(error) if isinstance(error, RecipeError) else f"error: {error}")
         return error.exit_code
-    hint = "" if debugging() else " (unexpected; --debug shows where)"
-    detail = str(error).strip().partition("\n")[0]
-    say(f"error: {type(error).__name__}{': ' if detail else ''}{detail}{hint}")
+    hint = "" if debugging() or is_out_of_memory(error) else " (unexpected; --debug shows where)"
+    say(f"error: {explain(error)}{hint}")
     return 1
 
 
 def _flush(code: int) -> int:
-    """A reader that went away (``blt list | head -1``) is no failure worth a message."""
+    """Write what is left; the exit code, unless that was 0 and cannot be written."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OutputFailed as error:
+        return code or _report(error)
     return code

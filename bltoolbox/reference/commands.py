@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from bltoolbox import errors
+from bltoolbox.cli.streams import CLOSED
 from bltoolbox.reference.markdown import code, first_paragraph, prose, sentence, table
 
 INTRODUCTION = """
@@ -52,7 +53,10 @@ def exit_codes() -> dict[str, str]:
         text = re.sub(r"\s*\(exit code \d\)", "", inspect.cleandoc(one.__doc__ or "").partition("\n")[0])
         codes[str(one.exit_code)] = sentence(text.partition(";")[0].rstrip("."))
     stopped = [str(128 + number) for number in (signal.SIGINT, signal.SIGTERM)]
-    codes[", ".join(stopped)] = "Interrupted (Ctrl-C, SIGTERM); a run has written a checkpoint: `blt resume`."
+    codes[", ".join(stopped)] = (
+        "Interrupted (Ctrl-C, SIGTERM); a run that had started has written a checkpoint: `blt resume`."
+    )
+    codes[str(CLOSED)] = "Nobody reads the output any more, as in `blt list | head -1`."
     return codes
 
 
