@@ -56,7 +56,7 @@ def exit_codes() -> dict[str, str]:
     codes[", ".join(stopped)] = (
         "Interrupted (Ctrl-C, SIGTERM); a run that had started has written a checkpoint: `blt resume`."
     )
-    codes[str(CLOSED)] = "Nobody reads the output any more, as in `blt list | head -1`."
+    codes[str(CLOSED)] = "Nobody reads the output any more, as when `blt list` is piped to `head -1`."
     return codes
 
 
