@@ -25,13 +25,17 @@ from torch import Tensor
 
 from bltoolbox.errors import BltError
 from bltoolbox.files import write_bytes
+from bltoolbox.payload import check_payload
 from bltoolbox.ranks import ALONE, Ranks
+from bltoolbox.reading import CHECKPOINT, FileRefused, file_size, open_file
 from bltoolbox.store import MAPPED, Store
 
 MAGIC = b"bltoolbox checkpoint\n"
 #: Version of the content. A newer one is refused, an older one is read.
 FORMAT = 2
 _KEPT = 2
+#: Characters of the checksum.
+_DIGEST = 64
 #: Segments are rewritten as one when they hold more rows than this many times the rows there are.
 _SLACK = 3
 
@@ -51,16 +55,9 @@ def write_checked(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_checked(path: Path) -> dict[str, Any]:
     """What ``write_checked`` wrote, or DamagedCheckpoint."""
+    payload = _read_payload(path)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read: {error.strerror or error}") from error
-    head, newline, payload = raw[len(MAGIC) :].partition(b"\n")
-    if not raw.startswith(MAGIC) or not newline:
-        raise DamagedCheckpoint(f"{path.name} is not a checkpoint or was cut short")
-    if hashlib.sha256(payload).hexdigest().encode() != head:
-        raise DamagedCheckpoint(f"{path.name} does not match its checksum")
-    try:
+        check_payload(payload)
         content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
         reason = str(error).partition("\n")[0]
@@ -68,6 +65,24 @@ def read_checked(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DamagedCheckpoint(f"{path.name} holds no checkpoint")
     return content
+
+
+def _read_payload(path: Path) -> bytes:
+    """What follows the first two lines, if it is what they say."""
+    try:
+        with open_file(path, follow=False) as file:
+            head = file.readline(len(MAGIC)), file.readline(_DIGEST + 1)
+            if head[0] != MAGIC or len(head[1]) != _DIGEST + 1:
+                raise DamagedCheckpoint(f"{path.name} is not a checkpoint or was cut short")
+            CHECKPOINT.check(path, file_size(file))
+            payload = file.read()
+    except FileRefused as error:
+        raise DamagedCheckpoint(str(error)) from error
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path.name} cannot be read: {error.strerror or error}") from error
+    if hashlib.sha256(payload).hexdigest().encode() + b"\n" != head[1]:
+        raise DamagedCheckpoint(f"{path.name} does not match its checksum")
+    return payload
 
 
 def _segments(

@@ -7,15 +7,14 @@ the images that are not trained on. What cannot be read is left out and said so 
 from __future__ import annotations
 
 import fcntl
-import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from bltoolbox.errors import UsageError
+from bltoolbox.reading import LOG, RECIPE, FileRefused, open_file, parse_json, read_end, read_json, read_text
 from bltoolbox.yaml_text import Spot, parse
 
 RECIPE_FILE = "resolved.yaml"
@@ -159,11 +158,11 @@ def is_run(path: Path) -> bool:
 def is_locked(path: Path) -> bool:
     """Whether a process is writing to a run directory."""
     try:
-        with (path / "lock").open("r") as lock:
+        with open_file(path / "lock", follow=False) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, FileRefused):
         return False
     return False
 
@@ -171,7 +170,7 @@ def is_locked(path: Path) -> bool:
 def read_status(path: Path) -> dict[str, Any] | None:
     """What ``status.json`` says; None if there is none that can be read."""
     try:
-        found = json.loads((path / "status.json").read_text(encoding="utf-8"))
+        found = read_json(path / "status.json", follow=False)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -201,7 +200,7 @@ def expand(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
 
 def _cells(path: Path) -> Iterator[Path]:
     try:
-        cells = json.loads((path / SWEEP_FILE).read_text(encoding="utf-8"))["cells"]
+        cells = read_json(path / SWEEP_FILE, follow=False)["cells"]
         names = [str(cell["name"]) for cell in cells]
     except (OSError, ValueError, KeyError, TypeError):  # damaged: every run in it
         names = sorted(one.name for one in path.iterdir() if is_run(one))
@@ -211,7 +210,10 @@ def _cells(path: Path) -> Iterator[Path]:
 def read_lines(path: Path, notes: list[str], *, required: bool = True) -> list[dict[str, Any]]:
     """The JSON objects of a log, line by line; what is damaged is left out and noted."""
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = read_text(path, LOG, follow=False, errors="replace")
+    except FileRefused as error:
+        notes.append(str(error))
+        return []
     except OSError:
         if required:
             notes.append(f"{path.name} is missing")
@@ -222,14 +224,11 @@ def read_lines(path: Path, notes: list[str], *, required: bool = True) -> list[d
 def read_tail(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
     """The last lines of a log that is being written."""
     try:
-        with path.open("rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(0, end - size))
-            text = log.read().decode("utf-8", "replace")
-    except OSError:
+        end = read_end(path, size, follow=False)
+    except (OSError, FileRefused):
         return []
-    lines = text.split("\n")
-    return _parse_lines(lines if end <= size else lines[1:], path.name, [])
+    lines = end.decode("utf-8", "replace").split("\n")
+    return _parse_lines(lines if len(end) < size else lines[1:], path.name, [])
 
 
 @dataclass(frozen=True)
@@ -264,8 +263,8 @@ def _parse_lines(lines: Sequence[str], name: str, notes: list[str]) -> list[dict
     damaged: list[int] = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
+            record = parse_json(line, name) if line.strip() else None
+        except ValueError:
             record = ()
         if isinstance(record, dict):
             found.append(record)
@@ -304,8 +303,10 @@ def _state(path: Path, summary: Mapping[str, Any]) -> str:
 
 def read_recipe(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        document = parse((path / RECIPE_FILE).read_bytes().decode("utf-8", "replace"), Spot(str(path)))
-    except OSError:
+        document = parse(
+            read_text(path / RECIPE_FILE, RECIPE, follow=False, errors="replace"), Spot(str(path))
+        )
+    except (OSError, FileRefused):
         document = parse("", Spot(str(path)))
     if document.problems or not isinstance(document.data, dict):
         notes.append(f"{RECIPE_FILE} is damaged, so its settings are unknown")

@@ -1,7 +1,7 @@
 """Image files of any ordinary format as arrays in [0, 1], read safely.
 
 Only decoders of plain pictures are used (no PostScript, no vector formats). The number of pixels is taken from the
-header and refused above ``MAX_PIXELS`` before anything is decoded: a file of a few bytes may declare an image that no
+header and refused above ``PIXELS`` before anything is decoded: a file of a few bytes may declare an image that no
 memory holds. Everything else that can be wrong with a file ends in an ``ImageError``, too: one sentence with its name.
 
 A photograph is turned as its EXIF orientation says. Transparent pixels are laid over white; palettes, CMYK and other
@@ -18,14 +18,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-#: Most pixels of an image, a quarter of a gigabyte in RGB; also where Pillow begins to warn.
-MAX_PIXELS = 2**28 // 3
+from bltoolbox.reading import IMAGE_FILE, PIXELS, FileRefused, file_size, open_file
+from bltoolbox.tiff_header import check_tiff, is_tiff
 
 #: File names that may be images we read, in lower case.
 SUFFIXES = frozenset(
@@ -113,10 +113,12 @@ def opened(path: Path | str) -> Iterator[Image.Image]:
     """A file whose header is read and harmless; whatever goes wrong with it in this block is an ImageError."""
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file, _identified(file, name) as image:
+        with open_file(name) as file, _identified(file, name) as image:
             yield image
     except ImageError:
         raise
+    except FileRefused as error:
+        raise ImageError(str(error)) from error
     except FileNotFoundError as error:
         raise ImageError(f"there is no file {name}") from error
     except UnidentifiedImageError as error:
@@ -130,11 +132,16 @@ def opened(path: Path | str) -> Iterator[Image.Image]:
         raise ImageError(f"{name} cannot be read: {reason}") from error
 
 
-def _identified(file: IO[bytes], name: str) -> Image.Image:
+def _identified(file: BinaryIO, name: str) -> Image.Image:
+    IMAGE_FILE.check(name, file_size(file))
+    if is_tiff(file.read(4)):
+        check_tiff(file, name)
+    file.seek(0)
     huge = (
-        f"{name} declares more than {MAX_PIXELS / 1e6:.0f} million pixels and is not decoded; make it smaller"
+        f"{name} declares more than {PIXELS.most / 1e6:.0f} million pixels and is not decoded; make it smaller, or set"
+        f" {PIXELS.variable} to a larger number"
     )
-    with _opening, warnings.catch_warnings():
+    with _opening, warnings.catch_warnings(), _pixel_limit():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         Image.init()
@@ -142,9 +149,20 @@ def _identified(file: IO[bytes], name: str) -> Image.Image:
             image = Image.open(file, formats=[one for one in _FORMATS if one in Image.OPEN])
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
             raise ImageError(huge) from error
-    if image.width * image.height > MAX_PIXELS:
+    if image.width * image.height > PIXELS.most:
         raise ImageError(huge)
     return image
+
+
+@contextlib.contextmanager
+def _pixel_limit() -> Iterator[None]:
+    """Pillow has a limit of its own, for the whole process."""
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = PIXELS.most
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
 def orientation(image: Image.Image) -> int:
@@ -209,8 +227,8 @@ def _centre(image: Image.Image, side: int, path: Path | str) -> Image.Image:
 
 def _cut_off(image: Image.Image, path: Path | str) -> bool:
     """Whether the file seems to end too early, as an interrupted copy does; from its length and last bytes alone."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
+    with open_file(path) as file:
+        size = file_size(file)
         if image.format == "TIFF":
             tags: Any = image.tag_v2  # type: ignore[attr-defined]
             starts, lengths = (tags.get(a, tags.get(b, ())) for a, b in ((273, 324), (279, 325)))

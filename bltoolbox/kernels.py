@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from numpy.typing import NDArray
 
 from bltoolbox.errors import UsageError
 from bltoolbox.images import ImageError, read_image
+from bltoolbox.npy import read_array
+from bltoolbox.reading import KERNEL, FileRefused
 
 _GAUSSIAN = re.compile(r"gaussian:([0-9]*\.?[0-9]+)(?::([0-9]+))?")
 #: The largest kernel of a file, a side.
@@ -58,10 +59,11 @@ def _read(path: Path) -> NDArray[np.float64]:
         except ImageError as error:
             raise UsageError(f"kernel {error}") from error
     try:
-        with path.open("rb") as file:
-            array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise UsageError(f"kernel {path} cannot be read as an .npy array") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "buif":
-        raise UsageError(f"kernel {path} holds no numbers")
+        array = read_array(path, KERNEL)
+    except FileRefused as error:
+        raise UsageError(f"kernel {error}") from error
+    except OSError as error:
+        raise UsageError(f"kernel {path} cannot be read: {error.strerror or error}") from error
+    if array.dtype.kind not in "buif":
+        raise UsageError(f"kernel {path} contains complex numbers")
     return array.astype(np.float64)

@@ -22,6 +22,7 @@ from bltoolbox.evaluation import solve_cold
 from bltoolbox.interfaces import LowerSolver, Operator, Theta
 from bltoolbox.kernels import kernel_matrix, parse_kernel
 from bltoolbox.problem import Problem, split
+from bltoolbox.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.shipped_models import THETA_FILE as THETA_FILE
 from bltoolbox.shipped_models import find_model
 from bltoolbox.tensors import image_layout
@@ -155,7 +156,7 @@ class Model:
             raise BltError(f"{source}: holds no θ with its recipe, so it is not a θ file of bltoolbox")
         registry = registry or load_registry()
         try:
-            settings = dict(json.loads(metadata["recipe"]))
+            settings = dict(parse_json(metadata["recipe"], source))
         except (TypeError, ValueError) as error:
             raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
         recipe = recipe_from_dict(settings, registry=registry)
@@ -212,8 +213,19 @@ def read_theta(source: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     path = find_model(source)
+    _check_theta_file(path, follow=path == Path(source))
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise BltError(f"{path}: is not a readable θ file ({error})") from error
+
+
+def _check_theta_file(path: Path, follow: bool) -> None:
+    """Refuse a file that is too large, or whose header claims to be; links only where the user named the file."""
+    try:
+        with open_file(path, follow=follow) as file:
+            THETA.check(path, file_size(file))
+            THETA_HEADER.check(path, int.from_bytes(file.read(8), "little"))
+    except OSError as error:
+        raise BltError(f"{path}: is not a readable θ file ({error.strerror or error})") from error

@@ -22,6 +22,8 @@ from PIL import Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin
 from bltoolbox.files import write_bytes
 from bltoolbox.images import SUFFIXES, TURNS, ImageError, opened, orientation
 from bltoolbox.png16 import encode_deep, is_16_bits, is_deep, read_deep
+from bltoolbox.reading import FileRefused, open_file
+from bltoolbox.tiff_header import check_strips, check_tiff
 
 #: Suffixes of files that can be written.
 FORMATS = {
@@ -76,7 +78,7 @@ def is_picture(path: Path) -> bool:
 def read_picture(path: Path) -> Picture:
     """Decode a file; an ImageError, one sentence with its name, if that is not possible."""
     with opened(path) as image:
-        notes = ["only its first frame is used"] if getattr(image, "n_frames", 1) > 1 else []
+        notes = ["only its first frame is used"] if _has_several(image, path) else []
         compression = image.info.get("compression")
         bits = _tiff_bits(image)
         if image.format == "PNG" and is_deep(path):
@@ -106,6 +108,14 @@ def read_picture(path: Path) -> Picture:
     # The tag of a TIFF is not written again: its pixels stay as they are shown.
     turned = 1 if image.format == "TIFF" else turned
     return replace(found, turned=turned, metadata=metadata, options=options, notes=tuple(notes))
+
+
+def _has_several(image: Image.Image, path: Path) -> bool:
+    """Whether there are more frames; Pillow would read the tags of all frames of a TIFF for that."""
+    if image.format != "TIFF":
+        return int(getattr(image, "n_frames", 1)) > 1
+    with open_file(path) as file:
+        return check_tiff(file, path).several
 
 
 def _tag(image: Image.Image, number: int) -> int | None:
@@ -184,8 +194,13 @@ def _deep_tiff(path: Path) -> NDArray[Any]:
     try:
         import tifffile
 
-        with tifffile.TiffFile(path) as file:
-            pixels = file.pages[0].asarray()
+        with open_file(path) as opened_file:
+            check_strips(opened_file, path, check_tiff(opened_file, path))
+            opened_file.seek(0)
+            with tifffile.TiffFile(opened_file) as file:
+                pixels = file.pages[0].asarray()
+    except FileRefused:
+        raise
     except Exception as error:  # a compression that is not built in, or a damaged file
         raise ImageError(
             f"{path} cannot be read with 16 bits: {str(error).strip()}; save it without compression"
@@ -251,7 +266,7 @@ def _xmp(image: Image.Image) -> dict[str, Any]:
 
 def _is_lossless(path: Path) -> bool:
     """Whether the pixels of a WebP file are in a VP8L chunk."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(12)
         while len(head := file.read(8)) == 8:
             if head[:4] in (b"VP8L", b"VP8 "):

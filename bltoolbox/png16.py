@@ -11,13 +11,14 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from bltoolbox.images import ImageError
+from bltoolbox.reading import open_file
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 #: Colour type and number of channels.
@@ -29,7 +30,7 @@ _PART = 2**24
 
 def is_deep(path: Path) -> bool:
     """Whether this is a file that ``read_deep`` reads: 16 bits, several channels, not interlaced, no colour key."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(33)
         if head[:8] != _SIGNATURE or head[12:16] != b"IHDR" or len(head) < 33:
             return False
@@ -41,14 +42,14 @@ def is_deep(path: Path) -> bool:
 
 def is_16_bits(path: Path) -> bool:
     """Whether this is a PNG of several channels with 16 bits each."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(33)
     return head[:8] == _SIGNATURE and len(head) == 33 and head[24] == 16 and head[25] in _CHANNELS
 
 
 def read_deep(path: Path) -> NDArray[np.uint16]:
     """The pixels, H×W×C."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(33)
         width, height = struct.unpack(">II", head[16:24])
         channels = _CHANNELS[head[25]]
@@ -71,10 +72,14 @@ def read_deep(path: Path) -> NDArray[np.uint16]:
     return pixels.view(">u2").astype(np.uint16)
 
 
-def _chunks(file: io.BufferedReader, data: bool) -> Iterator[tuple[bytes, bytes]]:
+def _chunks(file: BinaryIO, data: bool) -> Iterator[tuple[bytes, bytes]]:
+    here = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(here)
     while len(head := file.read(8)) == 8:
         length, name = struct.unpack(">I4s", head)
-        if name == b"IEND" or length > 2**31 - 1:
+        # To read allocates first, so a chunk that claims more than the file has is not read.
+        if name == b"IEND" or length > size - file.tell():
             return
         if data:
             yield name, file.read(length)
@@ -122,9 +127,7 @@ def encode_deep(pixels: NDArray[np.uint16], **options: Any) -> bytes:
     small = io.BytesIO()
     Image.new("RGB", (1, 1)).save(small, "PNG", **options)
     small.seek(8)
-    metadata = [
-        chunk for chunk in _chunks(io.BufferedReader(small), data=True) if chunk[0] not in (b"IHDR", b"IDAT")
-    ]
+    metadata = [chunk for chunk in _chunks(small, data=True) if chunk[0] not in (b"IHDR", b"IDAT")]
     parts = [_SIGNATURE, _chunk(b"IHDR", header), *(_chunk(*one) for one in metadata)]
     deflate = zlib.compressobj(6)
     step = max(1, _PART // (2 * channels * width))

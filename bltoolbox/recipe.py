@@ -21,9 +21,10 @@ from annotated_types import Ge, Gt, Le
 from bltoolbox.describe import NO_SETTING, OfKind, construct, describe
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
 from bltoolbox.partners import find_misfits
+from bltoolbox.reading import RECIPE, FileRefused, open_file, read_start
 from bltoolbox.registry import did_you_mean, load_registry
 from bltoolbox.validation import Block, Checker, Issue, Where, plain
-from bltoolbox.yaml_text import MAX_BYTES, Document, Spot, dump, parse
+from bltoolbox.yaml_text import Document, Spot, dump, parse
 
 if TYPE_CHECKING:
     from bltoolbox.registry import Registry
@@ -227,12 +228,15 @@ def load_recipe(
     path = find_recipe(source)
     file = str(path)
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        with open_file(path) as stream:
+            raw = stream.read(RECIPE.most + 1)
+    except FileRefused as error:
+        raise UsageError(f"recipe {error}") from error
     except OSError as error:
         raise UsageError(f"recipe {file} cannot be read: {error.strerror or error}") from error
-    if len(raw) > MAX_BYTES:
-        raise RecipeError([Problem(f"the file is larger than {MAX_BYTES // 1000} kB; is it a recipe?", file)])
+    if len(raw) > RECIPE.most:
+        message = f"the file is larger than {RECIPE.most // 1000} kB; is it a recipe?"
+        raise RecipeError([Problem(message, file)])
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -283,15 +287,18 @@ def shipped_recipes() -> dict[str, Path]:
     return found
 
 
+#: Bytes at the beginning of a recipe in which its first comment is looked for.
+_SUMMARY = 2**14
+
+
 def recipe_summary(path: Path) -> str:
     """The first comment of a recipe that is meant for people."""
-    with path.open(encoding="utf-8-sig", errors="replace") as lines:
-        for line in lines:
-            if not line.startswith("#"):
-                break
-            text = line.lstrip("#").strip()
-            if text and not text.startswith("yaml-language-server:"):
-                return text
+    for line in read_start(path, _SUMMARY).decode("utf-8-sig", "replace").splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.lstrip("#").strip()
+        if text and not text.startswith("yaml-language-server:"):
+            return text
     return ""
 
 

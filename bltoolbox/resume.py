@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import bltoolbox
 from bltoolbox.errors import BltError, UsageError
+from bltoolbox.reading import RECIPE, read_json, read_text
 from bltoolbox.recipe import Budget, Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def reopen(path: Path, overrides: Sequence[str], registry: Registry, ranks: Rank
     before = load_recipe(resolved, (), registry)
     recipe = load_recipe(resolved, overrides, registry)
     _only_budgets_grow(before, recipe)
-    given = (path / "recipe.yaml").read_text(encoding="utf-8")
+    given = read_text(path / "recipe.yaml", RECIPE, follow=False)
     recipe = replace(recipe, text=given, name=_environment(path).get("recipe") or path.resolve().parent.name)
     directory = RunDirectory(path, overwrite=True, ranks=ranks)
     summary = _summary(path) if recipe.budget == before.budget else None
@@ -101,7 +101,7 @@ def _refuse_other_images(path: Path, experiment: Experiment) -> None:
 def _environment(path: Path) -> dict[str, Any]:
     """What env.json holds; nothing if the run stopped before it was written, as nothing is lost by trying then."""
     try:
-        content = json.loads((path / "env.json").read_text(encoding="utf-8"))
+        content = read_json(path / "env.json", follow=False)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -124,7 +124,7 @@ def _only_budgets_grow(before: Recipe, after: Recipe) -> None:
 
 def _summary(path: Path) -> dict[str, Any] | None:
     try:
-        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
+        status = read_json(path / "status.json", follow=False)
     except (OSError, ValueError) as error:
         raise BltError(f"{path / 'status.json'} cannot be read: {error}") from error
     return status if status.get("finished") else None

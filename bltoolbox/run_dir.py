@@ -33,6 +33,7 @@ from bltoolbox.interfaces import Theta
 from bltoolbox.listeners import Check, Listener, RunResult
 from bltoolbox.model import THETA_FILE, encode
 from bltoolbox.ranks import ALONE, Ranks
+from bltoolbox.reading import LOG, parse_json, read_text
 from bltoolbox.report import REPORT_FILE
 
 _LOGS = ("metrics.jsonl", "timings.jsonl", "checks.jsonl", "log.txt")
@@ -258,8 +259,8 @@ class RunDirectory(Listener):
             self.logs[name].seek(0, os.SEEK_END)
 
     def _history(self) -> list[dict[str, Any]]:
-        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        log = self.path / "metrics.jsonl"
+        return [parse_json(line, log) for line in read_text(log, LOG, follow=False).splitlines()]
 
     def _save_theta(self, name: str, theta: Theta) -> None:
         write_bytes(self.path / f"{name}.safetensors", encode(theta, self.experiment.recipe))

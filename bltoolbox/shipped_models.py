@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bltoolbox.errors import MissingError
+from bltoolbox.reading import RECIPE, read_text
 from bltoolbox.registry import did_you_mean
+from bltoolbox.yaml_text import Spot, parse
 
 THETA_FILE = "theta.safetensors"
 #: Where they are, in a checkout as in an installed package.
@@ -57,7 +57,7 @@ def read_card(name: str) -> Card:
     if name not in shipped:
         raise MissingError(f"no shipped model is called {name!r}{did_you_mean(name, shipped)} (blt models)")
     path = shipped[name].with_suffix(".md")
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = read_text(path, RECIPE) if path.is_file() else ""
     facts, body = _front_matter(text)
     return Card(name, shipped[name], body, facts)
 
@@ -90,8 +90,5 @@ def _front_matter(text: str) -> tuple[dict[str, Any], str]:
     if not lines or lines[0].strip() != "---" or "---" not in (line.strip() for line in lines[1:]):
         return {}, text
     end = [line.strip() for line in lines].index("---", 1)
-    try:
-        facts = yaml.safe_load("\n".join(lines[1:end]))
-    except yaml.YAMLError:
-        facts = None
+    facts = parse("\n".join(lines[1:end]), Spot("card")).data
     return (facts if isinstance(facts, dict) else {}), "\n".join(lines[end + 1 :]).strip() + "\n"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import bltoolbox
 from bltoolbox.errors import MissingError
+from bltoolbox.reading import open_file, read_json
 from bltoolbox.signatures import Signature
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _entry(target: str) -> Path | None:
 
 def _read(entry: Path) -> Signature | None:
     try:
-        data = json.loads(entry.read_bytes())
+        data = read_json(entry)
         files: dict[str, str] = data["files"]
         if not files or any(_digest(file) != digest for file, digest in files.items()):
             return None
@@ -132,4 +133,5 @@ def _classes(cls: type[Any]) -> Iterator[type[Any]]:
 
 
 def _digest(file: str) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    with open_file(file) as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()

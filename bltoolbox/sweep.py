@@ -22,6 +22,7 @@ from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.files import write_json, write_text
 from bltoolbox.grid import Cell, Grid, free_name
 from bltoolbox.history import SWEEP_FILE, RunHistory, is_locked, is_run, read_status
+from bltoolbox.reading import read_json
 from bltoolbox.settings import differing, flatten
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class Sweep:
                 raise UsageError(f"{self.path} is not empty and holds no sweep; choose another directory")
             return []
         try:
-            cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+            cells = read_json(file, follow=False)["cells"]
             return [{**one, "name": str(one["name"]), "recipe": dict(one["recipe"])} for one in cells]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BltError(f"{file} cannot be read, so it is unknown what ran here: {error}") from error

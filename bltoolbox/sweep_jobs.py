@@ -21,6 +21,7 @@ from typing import Protocol
 
 from bltoolbox.history import RunHistory, is_locked, is_run, read_status
 from bltoolbox.launch import processors
+from bltoolbox.reading import FileRefused, read_end
 from bltoolbox.sweep import Planned, State, Sweep
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -165,8 +166,8 @@ class Jobs:
 def last_words(log: Path) -> str:
     """What a process that failed said at last."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = read_end(log, 2**16, follow=False).decode("utf-8", "replace").splitlines()
+    except (OSError, FileRefused):
         lines = []
     told = [line.strip() for line in lines if line.strip() and "  $ blt " not in line]
     return told[-1].removeprefix("error: ") if told else "it ended without a word"

@@ -7,7 +7,6 @@ next look. A log that has become shorter, as a resumed run cuts it, is read anew
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 from bltoolbox.errors import UsageError
 from bltoolbox.history import IMAGES, SWEEP_FILE, Images, expand, is_locked, is_run, read_recipe, read_status
+from bltoolbox.reading import LOG, FileRefused, open_file, parse_json, read_end, read_json
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 #: The share of the steps that tells the pace from which the rest is estimated.
@@ -48,20 +48,21 @@ class Tail:
     def look(self) -> list[dict[str, Any]]:
         """All whole lines up to now; what cannot be read is left out."""
         try:
-            with self.path.open("rb") as log:
+            with open_file(self.path, follow=False) as log:
                 found = os.fstat(log.fileno())
+                LOG.check(self.path, found.st_size)
                 if found.st_size < self._place or found.st_ino != self._file:
                     self.lines, self._place, self._rest, self._file = [], 0, b"", found.st_ino
                 log.seek(self._place)
-                new = log.read()
-        except OSError:
+                new = log.read(found.st_size - self._place)
+        except (OSError, FileRefused):
             return self.lines
         self._place += len(new)
         *whole, self._rest = (self._rest + new).split(b"\n")
         for line in whole:
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
+                record = parse_json(line, self.path)
+            except ValueError:
                 continue
             if isinstance(record, dict):
                 self.lines.append(record)
@@ -274,8 +275,8 @@ def _left(shares: Sequence[float], timings: Sequence[Mapping[str, Any]]) -> floa
 def _last_line(path: Path) -> str:
     """What a run said last, without the time."""
     try:
-        lines = path.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
-    except OSError:
+        lines = read_end(path, 4096, follow=False).decode("utf-8", "replace").splitlines()
+    except (OSError, FileRefused):
         return ""
     return re.sub(r"^\s*[\d.]+ s\s+", "", lines[-1]) if lines else ""
 
@@ -288,7 +289,7 @@ def _iterations(last: Mapping[str, Any], before: Mapping[str, Any]) -> float | N
 def _images(path: Path) -> list[tuple[str, float | None, float | None]]:
     """What the finished run has kept of its evaluation images."""
     try:
-        index = json.loads((path / "images" / "evaluation.json").read_bytes())
+        index = read_json(path / "images" / "evaluation.json", follow=False)
         found = []
         for one in index:
             psnrs = {part["key"]: _number(part["psnr"]) for part in one["variants"]}

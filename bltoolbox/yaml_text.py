@@ -18,7 +18,6 @@ import yaml
 from bltoolbox.errors import Problem
 from bltoolbox.validation import Where, dotted
 
-MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 #: Python refuses to convert longer ones, and no parameter is that large.
 MAX_DIGITS = 300

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
+from bltoolbox.reading import RECIPE
 from bltoolbox.recipe import (
     Block,
     Budget,
@@ -22,7 +23,7 @@ from bltoolbox.recipe import (
     shipped_recipes,
 )
 from bltoolbox.registry import Registry, load_registry
-from bltoolbox.yaml_text import MAX_BYTES, Spot, dump, dump_inline, parse, scalar
+from bltoolbox.yaml_text import Spot, dump, dump_inline, parse, scalar
 
 SMALL = "data: dead-leaves\nregularizer: {name: foe, filters: 4}\nbudget: {steps: 2}\n"
 
@@ -207,7 +208,7 @@ def test_files_that_cannot_be_recipes(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"latin\.yaml:2:6: the file is not UTF-8 text"):
         load_recipe(latin)
     large = tmp_path / "large.yaml"
-    large.write_bytes(b"#" * (MAX_BYTES + 1))
+    large.write_bytes(b"#" * (RECIPE.most + 1))
     with pytest.raises(RecipeError, match="larger than 1000 kB"):
         load_recipe(large)
 

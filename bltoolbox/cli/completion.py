@@ -122,10 +122,11 @@ class _Entry:
 
 def _entries(source: str, words: Sequence[str], registry: Registry) -> Iterator[_Entry]:
     from bltoolbox.describe import describe
+    from bltoolbox.reading import RECIPE, read_text
     from bltoolbox.recipe import Recipe, apply_overrides, find_recipe
     from bltoolbox.yaml_text import Spot, parse
 
-    document = parse(find_recipe(source).read_text(encoding="utf-8-sig"), Spot(source))
+    document = parse(read_text(find_recipe(source), RECIPE).removeprefix("\ufeff"), Spot(source))
     if not isinstance(document.data, dict):
         document.data = {}
     apply_overrides(document, [word for word in words if "=" in word and not word.endswith("=")])

@@ -15,6 +15,7 @@ from bltoolbox.cli.common import debugging, say
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.history import RECIPE_FILE, is_run
 from bltoolbox.launch import Launcher, Place
+from bltoolbox.reading import RECIPE, read_text
 
 if TYPE_CHECKING:
     from bltoolbox.ranks import Ranks
@@ -94,7 +95,7 @@ def left_by_us(path: Path, recipe: Recipe) -> bool:
     """Whether torchrun has started these processes again, and a directory holds what they did before."""
     if Place.here().restarts == 0 or not is_run(path):
         return False
-    return (path / RECIPE_FILE).read_text(encoding="utf-8") == recipe.to_yaml()
+    return read_text(path / RECIPE_FILE, RECIPE, follow=False) == recipe.to_yaml()
 
 
 def was_restarted(ranks: Ranks, path: Path, recipe: Recipe) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bltoolbox import partners, recipe, validation, yaml_text
 from bltoolbox.describe import describe, settings_classes
+from bltoolbox.reading import RECIPE
 from bltoolbox.reference.markdown import code, fence, prose, sentence, table
 from bltoolbox.signatures import Parameter, Type, plain_scalar
 
@@ -59,7 +60,7 @@ step. A combination that cannot work is refused in one sentence that names both 
 YAML = f"""
 ## YAML and numbers
 
-One document of mappings, lists and scalars, of at most {yaml_text.MAX_BYTES // 1000} kB and
+One document of mappings, lists and scalars, of at most {RECIPE.most // 1000} kB and
 {yaml_text.MAX_DEPTH} levels. Scalars are those of YAML 1.2. Tags, anchors, aliases, unknown keys and keys given
 twice are refused.
 """

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bltoolbox.comparison import running_mean, span
 from bltoolbox.history import RunHistory, read_tail
+from bltoolbox.reading import RECIPE, FileRefused, Limit, read_bytes, read_end, read_json, read_start
 from bltoolbox.recipe import recipe_summary
 from bltoolbox.report.curves import number
 from bltoolbox.settings import differing, flatten, labels, shown
@@ -54,6 +54,8 @@ _SECTIONS = (
     "device",
 )
 _TAIL = 12
+#: Bytes at the beginning and at the end of a log that are looked at.
+_LOG_ENDS = 2**16
 
 
 @dataclass(frozen=True)
@@ -152,14 +154,14 @@ class RunFacts:
         return [(key, _in_short(value)) for key, value in found]
 
     def resolved(self) -> str:
-        return _read_text(self.run.path / "resolved.yaml")
+        return _text(read_bytes, self.run.path / "resolved.yaml", RECIPE)
 
     def given(self) -> str:
-        return _read_text(self.run.path / "recipe.yaml")
+        return _text(read_bytes, self.run.path / "recipe.yaml", RECIPE)
 
     def log(self) -> str:
         """The last lines of the log."""
-        return "\n".join(_read_text(self.run.path / "log.txt").splitlines()[-_TAIL:])
+        return "\n".join(_text(read_end, self.run.path / "log.txt", _LOG_ENDS).splitlines()[-_TAIL:])
 
     def notes(self) -> list[str]:
         """What a reader should know before believing the page."""
@@ -242,7 +244,8 @@ def _name(run: RunHistory) -> str:
     """What the recipe is called."""
     if isinstance(name := _read_json(run.path / "env.json").get("recipe"), str) and name:
         return name
-    if match := re.search(r"started: (.+), [^,]+, \d+ training images", _read_text(run.path / "log.txt")):
+    log = _text(read_start, run.path / "log.txt", _LOG_ENDS)
+    if match := re.search(r"started: (.+), [^,]+, \d+ training images", log):
         return match[1]
     return run.path.resolve().name
 
@@ -263,16 +266,17 @@ def _last_record(run: RunHistory) -> Mapping[str, Any]:
     return lines[-1] if lines else {}
 
 
-def _read_text(path: Path) -> str:
+def _text(read: Callable[..., bytes], path: Path, bound: Limit | int) -> str:
+    """What ``read`` finds; nothing where that is not possible."""
     try:
-        return path.read_bytes().decode("utf-8", "replace")
-    except OSError:
+        return read(path, bound, follow=False).decode("utf-8", "replace")
+    except (OSError, FileRefused):
         return ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path, follow=False)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

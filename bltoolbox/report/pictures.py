@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
-import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bltoolbox.errors import BltError, MissingError
 from bltoolbox.files import write_bytes, write_json
 from bltoolbox.history import RunHistory
+from bltoolbox.reading import REPORT_IMAGES, read_bytes, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +114,8 @@ def collect(
 def read_scenes(folder: Path) -> list[Scene]:
     """The images that a run has left; none where they are missing or damaged."""
     try:
-        index = json.loads((folder / INDEX).read_bytes())
+        index = read_json(folder / INDEX, follow=False)
+        _check_total(folder, [str(part["file"]) for one in index for part in one["variants"]])
         return [
             Scene(
                 str(one["label"]),
@@ -132,8 +134,16 @@ def _read_variant(folder: Path, part: dict[str, Any]) -> Variant:
     if not _SAFE.fullmatch(name):
         raise ValueError(f"{name} is no picture of a run")
     psnr = part["psnr"]
-    png = (folder / "images" / name).read_bytes()
+    png = read_bytes(folder / "images" / name, REPORT_IMAGES, follow=False)
     return Variant(str(part["key"]), str(part["name"]), png, None if psnr is None else float(psnr))
+
+
+def _check_total(folder: Path, names: Sequence[str]) -> None:
+    """An index may name the same file a million times."""
+    total = 0
+    for name in names:
+        total += os.lstat(folder / "images" / name).st_size
+        REPORT_IMAGES.check(folder / INDEX, total)
 
 
 def load_model(run: RunHistory, registry: Registry | None) -> Model:

@@ -25,6 +25,8 @@ from blt_data.files import real_path
 from blt_data.groups import read_groups
 from blt_data.mapped import Mapped
 from bltoolbox.interfaces import Data
+from bltoolbox.npy import map_array
+from bltoolbox.reading import ARRAY_IMAGES, PIXELS
 
 
 class Array(Data):
@@ -115,11 +117,9 @@ def _open(path: str) -> NDArray[Any]:
     if not file.is_file():
         raise ValueError(f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy file")
     try:
-        images = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as an .npy array: {error}") from error
-    if not isinstance(images, np.ndarray):
-        raise ValueError(f"{path} is an archive of arrays; save the one array with numpy.save")
+        images = map_array(file)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         raise ValueError(
             f"{path} has shape {'×'.join(map(str, images.shape))}; N×H×W×3, N×H×W×1 or N×H×W is needed"
@@ -128,4 +128,6 @@ def _open(path: str) -> NDArray[Any]:
         raise ValueError(f"{path} is empty (shape {'×'.join(map(str, images.shape))})")
     if images.dtype.kind not in "uf":
         raise ValueError(f"{path} holds {images.dtype}; unsigned integers or floats in [0, 1] are needed")
+    ARRAY_IMAGES.check(path, images.shape[0])
+    PIXELS.check(path, images.shape[1] * images.shape[2])
     return images

@@ -42,6 +42,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bltoolbox.interfaces import Data
+from bltoolbox.npy import map_array
+from bltoolbox.reading import read_end
 from bltoolbox.signature_cache import cache_folder
 
 #: Part of the cache key: to be raised with any change of the images.
@@ -211,11 +213,9 @@ def _blur(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     """The cached images, or None when there are none or the file is damaged (checksum in its last 4 bytes)."""
     try:
-        images = np.load(path, mmap_mode="r")
-        with path.open("rb") as file:
-            file.seek(-4, os.SEEK_END)
-            checksum = int.from_bytes(file.read(4), "little")
-    except (OSError, ValueError, EOFError):
+        images = map_array(path, trailing=4)
+        checksum = int.from_bytes(read_end(path, 4), "little")
+    except (OSError, ValueError):
         return None
     sound = images.shape == shape and images.dtype == np.uint8 and zlib.crc32(images.data) == checksum
     return images if sound else None

@@ -27,6 +27,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from bltoolbox.errors import BltError, MissingError
+from bltoolbox.reading import DOWNLOAD, open_file
 
 _BLOCK = 2**18
 #: Seconds without a byte before a connection counts as dead; connections in a row that bring nothing before we give
@@ -54,7 +55,7 @@ def fetch(url: str, md5: str, folder: Path, members: Sequence[str], there: Calla
 
 
 def md5_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
@@ -130,6 +131,7 @@ def _append(url: str, part: Path) -> bool:
             while block := response.read(_BLOCK):
                 file.write(block)
                 progress.add(len(block))
+                DOWNLOAD.check(url, file.tell())
     return total is None or _begun(part) >= total
 
 

@@ -7,7 +7,11 @@ first of these that there is). With a column ``index`` the rows may come in any 
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 from pathlib import Path
+
+from bltoolbox.reading import TABLE, FileRefused, file_size, open_file
 
 COLUMNS = ("photograph", "photo", "group", "source", "image")
 
@@ -30,10 +34,13 @@ def read_groups(array: Path, total: int, choice: str) -> list[str] | None:
         if not file.is_file():
             raise ValueError(f"groups: there is no file {choice}, here or beside {array}")
     try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            rows = list(csv.DictReader(lines))
+        with open_file(file) as raw:
+            TABLE.check(file, file_size(raw))
+            lines = io.TextIOWrapper(raw, newline="", encoding="utf-8-sig")
+            # One row too many shows that the file does not fit; the others need not be kept.
+            rows = list(itertools.islice(csv.DictReader(lines), total + 1))
             columns = {str(name).strip().lower(): name for name in (rows[0] if rows else ())}
-    except (OSError, csv.Error, UnicodeDecodeError) as error:
+    except (OSError, csv.Error, UnicodeDecodeError, FileRefused) as error:
         raise ValueError(f"groups: {file} cannot be read: {error}; groups: none does without it") from error
     column = next((columns[name] for name in COLUMNS if name in columns), None)
     if column is None:
@@ -43,9 +50,10 @@ def read_groups(array: Path, total: int, choice: str) -> list[str] | None:
     index = columns.get("index")
     order = [row[index] if index else i for i, row in enumerate(rows)]
     groups = {str(place).strip(): str(row[column]).strip() for place, row in zip(order, rows, strict=True)}
+    count = str(len(rows)) if len(rows) <= total else "more"
     if len(rows) != total or set(groups) != {str(i) for i in range(total)} or not all(groups.values()):
         raise ValueError(
-            f"groups: {file} must have one row for each of the {total} images of {array.name}, but has {len(rows)}"
+            f"groups: {file} must have one row for each of the {total} images of {array.name}, but has {count}"
             f" rows{' with other indices' if len(rows) == total else ''}; groups: none does without it"
         )
     name = file.resolve()

@@ -24,6 +24,7 @@ from bltoolbox.experiment import Experiment
 from bltoolbox.files import write_text
 from bltoolbox.interfaces import Logger
 from bltoolbox.listeners import Check
+from bltoolbox.reading import LOG, read_text
 
 HEADING = ("step", "computations", "seconds", "name", "value")
 
@@ -47,7 +48,7 @@ class CsvLog(Logger):
     def resumed(self, step: int) -> None:
         if not self.file.is_file():
             return
-        heading, *lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True)
+        heading, *lines = read_text(self.file, LOG, follow=False).splitlines(keepends=True)
         # What a kill left half written has no newline, and comes again.
         kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
         write_text(self.file, "".join([heading, *kept]))

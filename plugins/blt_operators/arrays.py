@@ -8,20 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bltoolbox.npy import read_array
+from bltoolbox.reading import KERNEL, MASK, Limit
 from bltoolbox.tensors import Constant
 
 
-def read_matrix(path: str, what: str) -> Tensor:
+def read_matrix(path: str, what: str, limit: Limit = KERNEL) -> Tensor:
     """The two-dimensional array of an ``.npy`` file, in float64."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy {what}")
     try:
-        array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as an .npy array: {error}") from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path} is an archive of arrays; save the one array with numpy.save")
+        array = read_array(file, limit)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "buif":
         raise ValueError(
             f"{path} holds {array.dtype} of shape {'×'.join(map(str, array.shape))};"
@@ -32,7 +32,7 @@ def read_matrix(path: str, what: str) -> Tensor:
 
 def read_mask(path: str) -> Tensor:
     """The mask of an ``.npy`` file: booleans, or zeros and ones, not all of them zero."""
-    mask = read_matrix(path, "mask")
+    mask = read_matrix(path, "mask", MASK)
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"{path} holds other values than 0 and 1; a mask says which entries are measured")
     if not bool(mask.any()):
