@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bltoolbox.errors import BltError
 from bltoolbox.files import write_bytes
-from bltoolbox.payload import check_payload
+from bltoolbox.payload import PayloadError, check_payload
 from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.reading import CHECKPOINT, FileRefused, file_size, open_file
 from bltoolbox.store import MAPPED, Store
@@ -58,6 +58,9 @@ def read_checked(path: Path) -> dict[str, Any]:
     payload = _read_payload(path)
     try:
         check_payload(payload)
+    except PayloadError as error:
+        raise DamagedCheckpoint(f"{path.name} is refused: {error}") from error
+    try:
         content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
         reason = str(error).partition("\n")[0]

@@ -130,7 +130,9 @@ def check_payload(payload: bytes) -> None:
     except PayloadError:
         raise
     except Exception as error:  # a damaged archive or pickle makes its reader raise anything
-        raise PayloadError(f"it cannot be read ({type(error).__name__})") from error
+        raise PayloadError(
+            f"it is not plain data as torch.save writes it ({type(error).__name__})"
+        ) from error
     most = SHARED * len(payload) + EXPANDED
     if inspector.shown > most:
         raise PayloadError(

@@ -20,16 +20,18 @@ _CHILD = """
 import resource, signal, sys
 signal.alarm(60)
 {imports}
-with open("/proc/self/statm") as file:
-    space = int(file.read().split()[0]) * resource.getpagesize() + {space}
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def kilobytes(name):  # not from getrusage, whose peak is inherited from the parent
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name))
+space = 1024 * kilobytes("VmSize") + {space}
+before = kilobytes("VmHWM")
 resource.setrlimit(resource.RLIMIT_AS, (space, space))
 try:
     {call}
     print("read")
 except Exception as error:
     print(type(error).__name__, error)
-print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+print(1024 * (kilobytes("VmHWM") - before))
 """
 
 
