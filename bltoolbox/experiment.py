@@ -114,6 +114,8 @@ class _Run:
         self.before = dict(experiment.theta)
         self.failures = 0
         self.recoveries = 0
+        #: Whether the disk refused something that the logs should hold: no checkpoint may then claim that they do.
+        self.unwritten = False
 
     def run(self) -> RunResult:
         self.experiment.oracle.before_call = self._stop_when_spent
@@ -131,7 +133,7 @@ class _Run:
             together = self.ranks.all_failed(error)
             # On a full disk, or when a rank is gone, the checkpoints before this one have to do.
             with contextlib.suppress(OSError, RankFailed, RankLost):
-                if self.ended is None and together:
+                if self.ended is None and together and not self.unwritten:
                     self._checkpoint()
             with contextlib.suppress(OSError):
                 self._tell("aborted", self.theta, reason)
@@ -372,8 +374,12 @@ class _Run:
             self.keeper.keep(self.snapshot())
 
     def _tell(self, event: str, *details: Any) -> None:
-        for listener in self.listeners if self.ranks.first else ():
-            getattr(listener, event)(*details)
+        try:
+            for listener in self.listeners if self.ranks.first else ():
+                getattr(listener, event)(*details)
+        except OSError:
+            self.unwritten = True
+            raise
 
 
 def _on(device: torch.device, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import BLT
-from helpers import flat, relative_error
+from helpers import relative_error
+from processes import (
+    PATIENCE,
+    Processes,
+    alive,
+    assert_same,
+    on_ranks,
+    resume_on,
+    run_on,
+    spoil,
+    wait_for_ranks,
+)
 
 from bltoolbox import files, resume, run
 from bltoolbox.assemble import assemble, pick_device
@@ -28,15 +38,11 @@ from bltoolbox.launch import Launcher, Place
 from bltoolbox.listeners import Listener
 from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
-from bltoolbox.ranks import ALONE, Group, RankFailed, RankLost, Ranks
+from bltoolbox.ranks import ALONE, RankFailed, RankLost, Ranks
 from bltoolbox.recipe import Recipe, recipe_from_dict
 from bltoolbox.results import Batch
 from bltoolbox.run_dir import RunDirectory
 from bltoolbox.share import assign, divide
-
-FORK = multiprocessing.get_context("fork")
-#: Seconds after which processes that wait for each other have failed.
-PATIENCE = 120.0
 
 METHODS: dict[str, dict[str, object]] = {
     "isgd": {"upper_optimizer": {"name": "isgd", "step": 5e-3, "tol": 0.1}, "sampler": {"size": 4}},
@@ -69,67 +75,11 @@ def recipe(method: str, steps: int = 20, every: float = 60.0, **changes: object)
     return recipe_from_dict(settings | METHODS[method] | changes)
 
 
-class Processes:
-    """Ranks as forked processes, each of which writes down what became of it."""
-
-    def __init__(self, folder: Path, size: int, work: Callable[[Ranks], Any]) -> None:
-        self.folder = folder / f"ranks-{time.monotonic_ns()}"
-        self.folder.mkdir()
-        self.size, self.work = size, work
-        self.children = [FORK.Process(target=self._be, args=(rank,)) for rank in range(size)]
-        for child in self.children:
-            child.start()
-
-    def _be(self, rank: int) -> None:
-        torch.set_num_threads(1)
-        try:
-            with handled():
-                ranks = Group(Place(rank, self.size, rank), f"file://{self.folder}/meet")
-                told = ["fine", self.work(ranks)]
-        except BaseException as error:
-            told = [type(error).__name__, str(error)]
-        (self.folder / f"{rank}.json").write_text(json.dumps(told))
-
-    def wait(self) -> list[list[Any]]:
-        """What became of each; whoever was killed told nothing."""
-        end = time.monotonic() + PATIENCE
-        for child in self.children:
-            child.join(max(0.0, end - time.monotonic()))
-        hung = [child for child in self.children if child.is_alive()]
-        for child in hung:
-            child.kill()
-            child.join()
-        assert not hung, "the ranks wait for each other"
-        files = [self.folder / f"{rank}.json" for rank in range(self.size)]
-        return [json.loads(file.read_text()) if file.exists() else ["killed", ""] for file in files]
-
-
-def on_ranks(folder: Path, size: int, work: Callable[[Ranks], Any]) -> list[Any]:
-    """What ``work`` returned on each rank."""
-    ends = Processes(folder, size, work).wait()
-    assert [kind for kind, _ in ends] == ["fine"] * size, ends
-    return [result for _, result in ends]
-
-
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than the runs, and have tests of their own."""
     monkeypatch.setattr("bltoolbox.figures.draw", lambda result, folder: None)
     monkeypatch.setattr(RunDirectory, "_report", lambda self, result: None)
-
-
-def run_on(folder: Path, size: int, one: Recipe, out: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        run(one, out=out, ranks=ranks)
-
-    on_ranks(folder, size, work)
-
-
-def resume_on(folder: Path, size: int, out: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        resume(out, ranks=ranks)
-
-    on_ranks(folder, size, work)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -154,13 +104,6 @@ def assert_close(one: Path, other: Path, *, apart: Sequence[str] = ()) -> None:
     for key in ("psnr_after", "psnr_initial", "psnr_before", "psnr_validation"):
         assert status[1][key] == pytest.approx(status[0][key], abs=1e-9)
     assert status[0]["evaluation_iterations"] == status[1]["evaluation_iterations"]
-
-
-def assert_same(one: Path, other: Path) -> None:
-    """Bit for bit."""
-    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
-    for name in ("theta.safetensors", "checkpoints/best.safetensors", "checkpoints/last.safetensors"):
-        assert torch.equal(flat(read_theta(one / name)[0]), flat(read_theta(other / name)[0]))
 
 
 @pytest.fixture(scope="module")
@@ -302,29 +245,6 @@ class Recorder(Listener):
 
     def finished(self, result: object) -> None:
         self.events.append("finished")
-
-
-def spoil(
-    experiment: Experiment, error: BaseException | int, sample: int = 5, calls: Sequence[int] = (3,)
-) -> None:
-    """Whoever solves ``sample`` meets an error, or gets a signal, in some of the oracle's calls."""
-    oracle, count = experiment.oracle, [0]
-    ask, solve = oracle.ask, oracle.solve
-
-    def counted(question: str, compute: Callable[[], Any]) -> Any:
-        count[0] += 1
-        return ask(question, compute)
-
-    def spoiled(chunk: Any, tol: float) -> Any:
-        if sample in chunk.samples and count[0] in calls:
-            if isinstance(error, int):
-                os.kill(os.getpid(), error)
-                time.sleep(5)
-            else:
-                raise error
-        return solve(chunk, tol)
-
-    oracle.ask, oracle.solve = counted, spoiled  # type: ignore[method-assign, assignment]
 
 
 class TestFailures:
@@ -541,22 +461,6 @@ class TestCommands:
         assert not any(alive(pid) for pid in ranks)
         assert json.loads((out / "status.json").read_text())["status"] == "interrupted" and manifests(out)
 
-    def test_torchrun_takes_a_run_up_again(self, tmp_path: Path) -> None:
-        file, whole, out = tmp_path / "recipe.yaml", tmp_path / "whole", tmp_path / "run"
-        file.write_text(recipe("isgd", 30, every=0.0).to_yaml())
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        process = subprocess.Popen(
-            [*torchrun, "--max-restarts=1", "-m", "bltoolbox", "run", str(file), "-o", str(out)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        os.kill(wait_for_ranks(process, out)[1], signal.SIGKILL)
-        _, said = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, said
-        run_on(tmp_path, 2, recipe("isgd", 30), whole)
-        assert_same(whole, out)
-
     def test_a_recipe_that_is_wrong_is_refused_once(self, tmp_path: Path) -> None:
         file = tmp_path / "recipe.yaml"
         file.write_text(recipe("isgd").to_yaml())
@@ -569,37 +473,6 @@ class TestCommands:
             )
             assert done.returncode == code and done.stderr.count(said) == 1, done.stderr
         assert not (tmp_path / "run").exists()
-
-
-def wait_for_ranks(
-    process: subprocess.Popen[Any], out: Path, sign: str = "checkpoints/state-*.ckpt"
-) -> list[int]:
-    """The processes of the ranks, in their order, once the run has come as far as ``sign``."""
-    end = time.monotonic() + PATIENCE
-    while not any(path.stat().st_size for path in out.glob(sign)):
-        assert process.poll() is None and time.monotonic() < end, process.communicate()
-        time.sleep(0.01)
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                if str(out) not in (folder / "cmdline").read_text():
-                    continue
-                surroundings = (folder / "environ").read_text().split("\0")
-            except OSError:
-                continue
-            ranks = [one for one in surroundings if one.startswith("RANK=")]
-            if ranks:
-                found[int(ranks[0][5:])] = int(folder.name)
-    return [found[rank] for rank in sorted(found)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 class TestPlaces:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import json
 import os
 import subprocess
@@ -16,12 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from bltoolbox import files, resume, run, run_dir
+from bltoolbox import resume, run, run_dir
 from bltoolbox.assemble import assemble
 from bltoolbox.checkpoint import Checkpoints
 from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.listeners import Listener
-from bltoolbox.model import read_theta
 from bltoolbox.recipe import Recipe, recipe_from_dict
 from bltoolbox.run_dir import RunDirectory
 
@@ -42,35 +40,6 @@ def recipe(steps: int = 8, every: float = 0.0, **changes: Any) -> Recipe:
 
 def tree(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
-@pytest.mark.parametrize("writes", [1, 5, 12, 20])
-def test_a_full_disk_costs_only_what_came_after_the_last_checkpoint(
-    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is full from the nth synchronised write on; with room again the run ends as if nothing had been."""
-    run(recipe(), out=tmp_path / "whole")
-    left = [writes]
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", fsync)
-        with pytest.raises(BltError, match="No space left on device"):
-            run(recipe(), out=tmp_path / "full")
-    states = list((tmp_path / "full" / "checkpoints").glob("state-*.ckpt"))
-    assert not list((tmp_path / "full").rglob(".*.ckpt.*")), "half a file was left behind"
-    if not states:
-        return
-    resume(tmp_path / "full")
-    one, other = (read_theta(tmp_path / name)[0] for name in ("whole", "full"))
-    assert all(torch.equal(one[key], other[key]) for key in one)
-    assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "full/metrics.jsonl").read_bytes()
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
