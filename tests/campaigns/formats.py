@@ -1,0 +1,246 @@
+"""Every kind of file that the toolbox reads: an example, how to change what it means, and all that reads it.
+
+A format is added by a row in ``formats``: where the file is, its mutation, and a function that reads the folder as a
+user's command would.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mutations as to
+import numpy as np
+import torch
+from conftest import ROOT
+from PIL import Image
+
+from bltoolbox import Model, figures, resume
+from bltoolbox.assemble import assemble
+from bltoolbox.comparison import as_dict, compare
+from bltoolbox.experiment import run
+from bltoolbox.grid import parse_grid
+from bltoolbox.history import RunHistory, expand, glance
+from bltoolbox.images import read_header, read_image
+from bltoolbox.kernels import parse_kernel
+from bltoolbox.pictures import read_picture, write_picture
+from bltoolbox.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
+from bltoolbox.registry import load_registry
+from bltoolbox.report import write_report
+from bltoolbox.resume import reopen
+from bltoolbox.sweep import Sweep, plan
+from bltoolbox.watch import Watched
+
+REGISTRY = load_registry()
+TINY: dict[str, Any] = {
+    "data": {"name": "dead-leaves", "count": 4, "size": 12},
+    "evaluation": {"name": "dead-leaves", "count": 2, "size": 12, "seed": 7},
+    "regularizer": {"name": "foe", "filters": 2, "kernel_size": 3},
+    "lower_solver": {"name": "mm"},
+    "sampler": {"size": 2},
+    "validation": {"count": 1, "checks": 2},
+    "checkpoint": {"every": 0},
+    "device": "cpu",
+    "iteration_limit": 200,
+    "budget": {"steps": 2},
+}
+#: What may stand in the text of a recipe.
+TEXTS = [
+    "name", "size", "foe", "tv", "{", "}", "[", "]", ":", ": ", ",", "\n", "\t", "- ", "&a ", "*a",
+    "!!python/object:os.system ", "!", "|", ">", "%", "@", "`", '"', "'", "#", "---", "...", "<<: ", "? ", "null", "~",
+    "true", ".nan", ".inf", "-1", "0", "1e999", "9" * 40, "0x", "012", "1/0", "25/255", "\x00", "\ufeff", "\u2028",
+    "é", "𝔘", "../../etc/passwd", "os.system", "budget", "steps",
+]  # fmt: skip
+PIECES = [text.encode() for text in TEXTS]
+OVERRIDES = """sampler.size=2
+regularizer={name: foe, filters: 3}
+budget.steps=5
+seed=1
+noise=25/255
+"""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file, where an example is, and who reads it."""
+
+    name: str
+    file: str
+    read: Callable[[Path], object]
+    #: Changes what the file means; its bytes alone are changed as well.
+    meaning: to.Mutation | None = None
+    pieces: list[bytes] = field(default_factory=list)
+    #: Further examples.
+    seeds: list[bytes] = field(default_factory=list)
+    #: Cases in the ordinary tests: fewer where reading takes long.
+    few: int = 30
+
+
+def surroundings(folder: Path) -> None:
+    """One example of every file, where it belongs."""
+    numbers = np.random.default_rng(0)
+    figures.draw, draw = (lambda result, folder: []), figures.draw
+    try:
+        run(recipe_from_dict(TINY), out=folder / "run")
+    finally:
+        figures.draw = draw
+    (folder / "recipe.yaml").write_bytes((ROOT / "recipes" / "smoke.yaml").read_bytes())
+    (folder / "overrides.txt").write_text(OVERRIDES)
+    (folder / "pictures").mkdir()
+    pixels = numbers.integers(256, size=(12, 14, 3), dtype=np.uint8)
+    for name, image in {
+        "rgb.png": Image.fromarray(pixels),
+        "rgb.jpg": Image.fromarray(pixels),
+        "rgb.tif": Image.fromarray(pixels),
+        "deep.png": Image.fromarray(pixels[..., 0].astype(np.uint16) * 257),
+        "deep.tif": Image.fromarray(pixels[..., 0].astype(np.uint16) * 257),
+    }.items():
+        image.save(folder / "pictures" / name)
+    np.save(folder / "images.npy", numbers.integers(256, size=(4, 12, 12, 3), dtype=np.uint8))
+    rows = [f"{i},photo-{i // 2}" for i in range(4)]
+    (folder / "images.csv").write_text("\n".join(["index,photograph", *rows, ""]))
+    np.save(folder / "mask.npy", np.eye(12, dtype=bool))
+    np.save(folder / "kernel.npy", np.ones((3, 3)) / 9)
+    _write_sweep(folder)
+
+
+def _write_sweep(folder: Path) -> None:
+    sweep = _sweep(folder)
+    (folder / "sweep").mkdir()
+    sweep.save()
+    shutil.copytree(folder / "run", folder / "sweep" / sweep.cells[0].name)
+
+
+def _sweep(folder: Path) -> Sweep:
+    (folder / "tiny.yaml").write_text(recipe_from_dict(TINY).to_yaml())
+    return Sweep(
+        folder / "sweep", plan(str(folder / "tiny.yaml"), parse_grid(["seed=0,1"]), REGISTRY), REGISTRY
+    )
+
+
+def read_recipe(folder: Path) -> None:
+    _read_back(load_recipe(folder / "recipe.yaml", (), REGISTRY))
+
+
+def read_overrides(folder: Path) -> None:
+    words = (folder / "overrides.txt").read_bytes().decode(errors="replace").splitlines()
+    text = (folder / "recipe.yaml").read_text()
+    _read_back(parse_recipe(text, "recipe.yaml", words, REGISTRY))
+
+
+def _read_back(recipe: Recipe) -> None:
+    assert parse_recipe(recipe.to_yaml(), registry=REGISTRY) == recipe, "a resolved recipe means another run"
+
+
+def look(folder: Path) -> None:
+    """All commands that tell about a run."""
+    path = folder / "run"
+    history = RunHistory.read(path)
+    glance(path, history.recipe)
+    Watched(path).look().as_dict()
+    write_report([path], folder / "report.html", force=True, images=1, registry=REGISTRY)
+    as_dict(compare([history]))
+
+
+def take_up(folder: Path) -> None:
+    """What ``blt resume`` does before it computes."""
+    reopen(folder / "run", (), REGISTRY)
+    reopen(folder / "run", ["budget.steps=3"], REGISTRY)
+
+
+def look_and_take_up(folder: Path) -> None:
+    look(folder)
+    take_up(folder)
+
+
+def go_on(folder: Path) -> None:
+    """All of ``blt resume``, on a copy."""
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder / "run", copy)
+    draw, figures.draw = figures.draw, (lambda result, folder: [])
+    try:
+        resume(copy, ["budget.steps=3"])
+    finally:
+        figures.draw = draw
+
+
+def read_theta(folder: Path) -> None:
+    model = Model.load(folder / "run" / "theta.safetensors", "cpu", REGISTRY)
+    model.solve(torch.full((3, 12, 12), 0.5), tol=0.5)
+    assemble(_recipe(init=str(folder / "run" / "theta.safetensors")), REGISTRY)
+
+
+def read_sweep(folder: Path) -> None:
+    expand([folder / "sweep"])
+    _sweep(folder)
+
+
+def _recipe(**changes: Any) -> Recipe:
+    return recipe_from_dict(TINY | changes, registry=REGISTRY)
+
+
+def read_array(folder: Path) -> None:
+    recipe = _recipe(data={"name": "array", "path": str(folder / "images.npy")}, evaluation=None)
+    experiment = assemble(recipe, REGISTRY)
+    experiment.train.batch(range(len(experiment.train)))
+
+
+def read_mask(folder: Path) -> None:
+    for name in ("inpainting", "mri"):
+        color = "gray" if name == "mri" else "rgb"
+        assemble(_recipe(operator={"name": name, "mask": str(folder / "mask.npy")}, color=color), REGISTRY)
+
+
+def read_kernel(folder: Path) -> None:
+    assemble(
+        _recipe(operator={"name": "blur", "kernel": parse_kernel(str(folder / "kernel.npy"))["kernel"]}),
+        REGISTRY,
+    )
+    assemble(_recipe(operator={"name": "blur", "kernel": str(folder / "kernel.npy")}), REGISTRY)
+
+
+def reader_of(name: str) -> Callable[[Path], None]:
+    def read(folder: Path) -> None:
+        path = folder / "pictures" / name
+        read_header(path)
+        read_image(path, channels=3)
+        write_picture(folder / f"written{path.suffix}", read_picture(path))
+
+    return read
+
+
+def formats() -> list[Format]:
+    """All of them."""
+    recipes = [path.read_bytes() for path in sorted((ROOT / "recipes").rglob("*.yaml"))]
+    found = [
+        Format("recipe", "recipe.yaml", read_recipe, to.of_yaml, PIECES, recipes, few=150),
+        Format(
+            "overrides",
+            "overrides.txt",
+            read_overrides,
+            None,
+            [*PIECES, b"=", b"\na.b.c=1\n", b"\ndata.path=x\n"],
+            few=100,
+        ),
+        Format("resolved", "run/resolved.yaml", look_and_take_up, to.of_yaml, PIECES, few=12),
+        Format("status", "run/status.json", look_and_take_up, to.of_json, few=12),
+        Format("environment", "run/env.json", look_and_take_up, to.of_json, few=8),
+        Format("metrics", "run/metrics.jsonl", look, to.of_lines, few=10),
+        Format("timings", "run/timings.jsonl", look, to.of_lines, few=10),
+        Format("checks", "run/checks.jsonl", look, to.of_lines, few=10),
+        Format("pictures of a run", "run/images/evaluation.json", look, to.of_json, few=8),
+        Format("theta", "run/theta.safetensors", read_theta, to.of_safetensors, few=20),
+        Format("sweep", "sweep/sweep.json", read_sweep, to.of_json, few=8),
+        Format("array", "images.npy", read_array, to.of_npy, few=30),
+        Format("groups", "images.csv", read_array, to.of_csv, few=15),
+        Format("mask", "mask.npy", read_mask, to.of_npy, few=15),
+        Format("kernel", "kernel.npy", read_kernel, to.of_npy, few=20),
+    ]
+    meanings = {".png": to.of_png, ".tif": to.of_tiff, ".jpg": to.of_jpeg}
+    for name in ("rgb.png", "deep.png", "rgb.tif", "deep.tif", "rgb.jpg"):
+        found.append(Format(name, f"pictures/{name}", reader_of(name), meanings[Path(name).suffix]))
+    return found

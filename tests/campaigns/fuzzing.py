@@ -1,0 +1,206 @@
+"""The loop of the campaign: mutate a file, read it, and see what the reader may not do.
+
+A reader may succeed, or raise an error of the toolbox with a sentence. It may not raise anything else, take long, ask
+for much memory, write outside its folder, start a process or reach the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import mutations
+from conftest import ROOT
+from formats import Format
+
+from bltoolbox.errors import BltError, RecipeError
+from bltoolbox.images import ImageError
+
+#: Of one case, and memory beyond what the process had before.
+SECONDS = 10.0
+BYTES = 2 * 2**30
+_CODE = (str(ROOT / "bltoolbox"), str(ROOT / "plugins"))
+#: Audit events that no reader causes.
+_FORBIDDEN = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect", "ctypes.dlopen")
+_CHANGES = (
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.chmod",
+    "os.truncate",
+    "os.link",
+    "os.symlink",
+)
+#: Those whose last argument is the folder that a name is relative to, or −1.
+_RELATIVE = ("os.remove", "os.rmdir", "os.mkdir", "os.chmod")
+
+
+class TooLong(BaseException):
+    """A case that does not end; no reader may swallow it."""
+
+
+@dataclass
+class Watch:
+    """What a reader does besides reading, from the interpreter's audit events."""
+
+    allowed: tuple[str, ...] = ()
+    active: bool = False
+    seen: list[str] = field(default_factory=list)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.active:
+            return
+        # A run asks git for the commit of the checkout.
+        if event in _FORBIDDEN and arguments[0] != "git":
+            self.seen.append(f"{event}{arguments[:1]}")
+        writes = (
+            event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        )
+        if (writes or event in _CHANGES) and isinstance(arguments[0], str | bytes | os.PathLike):
+            folder = f"/proc/self/fd/{arguments[-1]}" if event in _RELATIVE and arguments[-1] >= 0 else "."
+            path = os.path.realpath(os.path.join(folder, os.fsdecode(arguments[0])))
+            if not path.startswith(self.allowed):
+                self.seen.append(f"{event} of {path}")
+
+
+WATCH = Watch()
+sys.addaudithook(WATCH)
+
+
+class Coverage:
+    """Lines of the toolbox that have been run; a case that reaches a new one is worth mutating further."""
+
+    def __init__(self) -> None:
+        self.lines: set[tuple[str, int]] = set()
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._line
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(_CODE) else None
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+@contextlib.contextmanager
+def limited(seconds: float = SECONDS, size: int = BYTES) -> Iterator[None]:
+    """A limit of time and one of memory for what is in the block."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TooLong
+
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    before = signal.signal(signal.SIGALRM, late)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + size, hard))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def attempt(format: Format, folder: Path) -> tuple[str, str]:
+    """Read what the folder holds: how it ended, and what is wrong with that, if anything."""
+    WATCH.allowed, WATCH.seen = tuple(os.path.realpath(one) for one in (folder, os.environ["BLT_CACHE"])), []
+    began = time.monotonic()
+    ended, wrong = "read", ""
+    try:
+        with limited(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            WATCH.active = True
+            format.read(folder)
+    except (BltError, ImageError) as error:
+        ended, wrong = "refused", _not_a_sentence(error)
+    except TooLong:
+        wrong = f"takes more than {SECONDS:g} s"
+    except Exception as error:
+        wrong = f"{type(error).__name__}: {str(error)[:150]} ({_place(error)})"
+    finally:
+        WATCH.active = False
+    if WATCH.seen:
+        wrong = f"does what no reader does: {WATCH.seen[0]}"
+    if not wrong and time.monotonic() - began > SECONDS:
+        wrong = f"takes more than {SECONDS:g} s"
+    return ended, wrong
+
+
+def _not_a_sentence(error: Exception) -> str:
+    said = str(error)
+    lines = said.splitlines() if isinstance(error, RecipeError) else [said]
+    for line in lines or [""]:
+        if not line.strip() or "Traceback" in line or "unexpected;" in line or len(line.splitlines()) != 1:
+            return f"{type(error).__name__} is not a sentence: {line[:200]!r} ({_place(error)})"
+    return ""
+
+
+def _place(error: BaseException) -> str:
+    """Where in the toolbox an error comes from."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(_CODE)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "elsewhere"
+
+
+def mutated(format: Format, corpus: list[bytes], number: int) -> bytes:
+    """The case of a number: half of them change the meaning, where there is a mutation that does."""
+    chance = random.Random(f"{format.name} {number}")
+    data = chance.choice(corpus)
+    if format.meaning is not None and chance.random() < 0.6:
+        # What an earlier mutation left may no longer be taken apart.
+        with contextlib.suppress(Exception):
+            return format.meaning(data, chance)
+    return mutations.of_bytes(data, chance, format.pieces)
+
+
+def campaign(
+    format: Format, folder: Path, count: int, guided: bool
+) -> tuple[Counter[str], dict[str, tuple[int, bytes]]]:
+    """How often each ending was seen, and for each thing that went wrong its first case.
+
+    A guided campaign goes on from cases that reached new code; that takes time, and pays from some hundreds on.
+    """
+    file = max(folder.glob(format.file))
+    whole = file.read_bytes()
+    corpus, coverage = [whole, *format.seeds], Coverage()
+    endings: Counter[str] = Counter()
+    wrong: dict[str, tuple[int, bytes]] = {}
+    try:
+        for number in range(count):
+            data = mutated(format, corpus, number)
+            file.write_bytes(data)
+            known = len(coverage.lines)
+            with coverage.measured() if guided else contextlib.nullcontext():
+                ended, trouble = attempt(format, folder)
+            if trouble:
+                ended = "wrong"
+                wrong.setdefault(trouble, (number, data))
+            endings[ended] += 1
+            if len(coverage.lines) > known and len(data) < 200_000:
+                corpus.append(data)
+    finally:
+        file.write_bytes(whole)
+    return endings, wrong

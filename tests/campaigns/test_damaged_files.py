@@ -1,0 +1,108 @@
+"""No file, however mangled, ends in anything but a result or a sentence of the toolbox.
+
+The ordinary tests try a few hundred files; ``BLT_FUZZ=100000 pytest -m slow tests/campaigns/test_damaged_files.py``
+tries as many as are asked for, in all formats together, and keeps what went wrong in the folder ``BLT_FUZZ_KEEP``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from formats import REGISTRY, TEXTS, Format, formats, surroundings
+from fuzzing import campaign
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bltoolbox.errors import BltError
+from bltoolbox.recipe import parse_recipe
+
+torch.set_num_threads(1)
+FORMATS = formats()
+MANY = int(os.environ.get("BLT_FUZZ", "100000")) // len(FORMATS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    found = tmp_path_factory.mktemp("files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BLT_CACHE", str(cache))
+        surroundings(found)
+    return found
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_what_is_whole_is_read(format: Format, folder: Path) -> None:
+    format.read(folder)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_a_few_damaged_files(format: Format, folder: Path) -> None:
+    attack(format, folder, format.few)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_many_damaged_files(format: Format, folder: Path) -> None:
+    attack(format, folder, MANY, guided=True)
+
+
+def attack(format: Format, folder: Path, count: int, guided: bool = False) -> None:
+    endings, wrong = campaign(format, folder, count, guided)
+    print(f"{format.name}: {count} files: " + ", ".join(f"{n} {ended}" for ended, n in endings.items()))
+    if keep := os.environ.get("BLT_FUZZ_KEEP"):
+        for sentence, (number, data) in wrong.items():
+            place = Path(keep) / f"{format.name.replace(' ', '-')}-{number}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+            place.with_suffix(".txt").write_text(sentence)
+    told = [f"case {number}: {sentence}" for sentence, (number, _) in wrong.items()]
+    assert not wrong, f"{len(wrong)} kinds of trouble with {format.name}:\n" + "\n".join(told)
+    assert endings["refused"] or endings["read"]
+
+
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@given(text=st.text(max_size=300), override=st.text(max_size=30))
+def test_any_text_for_a_recipe_or_an_override(text: str, override: str) -> None:
+    for overrides in ([], [override]):
+        try:
+            parse_recipe(text, "any.yaml", overrides, REGISTRY)
+        except BltError as error:
+            assert str(error) and error.exit_code in (2, 3, 4)
+
+
+def test_the_real_command_never_shows_a_traceback(
+    tmp_path: Path, folder: Path, blt: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    chance, whole = random.Random(0), (folder / "recipe.yaml").read_text()
+    for number in range(8):
+        text = whole
+        for _ in range(chance.randint(1, 4)):
+            place = chance.randrange(len(text))
+            text = text[:place] + chance.choice(TEXTS) + text[place + chance.randrange(20) :]
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text, encoding="utf-8")
+        done = blt("validate", str(file))
+        assert done.returncode in (0, 2, 3, 4) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x, x]\n"
+        + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+        "data: " + "[" * 5000,
+        "data: !!python/object/apply:os.system [touch owned]\n",
+        "data: {name: array, path: x}\nregularizer: os.system\nbudget: {steps: 1}\n",
+    ],
+    ids=["billion laughs", "depth", "python tag", "import path"],
+)
+def test_attacks_are_refused_at_once(text: str) -> None:
+    with pytest.raises(BltError) as caught:
+        parse_recipe(text, "attack.yaml", [], REGISTRY)
+    assert caught.value.exit_code in (3, 4)
