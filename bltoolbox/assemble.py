@@ -19,7 +19,7 @@ from bltoolbox.listeners import Guarded, Listener
 from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.partners import find_misfits
-from bltoolbox.problem import Problem, join, split
+from bltoolbox.problem import Problem, join, split, upgraded
 from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.recipe import Block, Recipe
 from bltoolbox.registry import Registry, load_registry
@@ -268,13 +268,13 @@ def _initial_theta(
         operator=operator.init_params(channels, generator),
     )
     if recipe.init is not None:
-        theta = _read_initial(recipe, theta)
+        theta = _read_initial(recipe, regularizer, theta)
     return {name: value.to(device, dtype) for name, value in theta.items()}
 
 
-def _read_initial(recipe: Recipe, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+def _read_initial(recipe: Recipe, regularizer: Regularizer, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     try:
-        saved, _ = read_theta(str(recipe.init))
+        saved = upgraded(read_theta(str(recipe.init))[0], regularizer)
     except BltError as error:
         raise _refusal(recipe, "init", str(error)) from error
 

@@ -149,6 +149,10 @@ class Regularizer(Role):
     def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
         """The initial parameters, as float64 CPU tensors."""
 
+    def upgrade(self, theta: Theta) -> dict[str, Tensor]:
+        """θ as read from a file, in today's parameters: where an earlier version stored others, the same R in these."""
+        return dict(theta)
+
     @abstractmethod
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         """R_θ of each sample, shape (B,)."""

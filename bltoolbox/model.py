@@ -21,7 +21,7 @@ from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.evaluation import solve_cold
 from bltoolbox.interfaces import LowerSolver, Operator, Theta
 from bltoolbox.kernels import kernel_matrix, parse_kernel
-from bltoolbox.problem import Problem, split
+from bltoolbox.problem import Problem, split, upgraded
 from bltoolbox.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.shipped_models import THETA_FILE as THETA_FILE
 from bltoolbox.shipped_models import find_model
@@ -167,7 +167,7 @@ class Model:
             recipe.strong_convexity,
         )
         place = pick_device(device)
-        theta = {name: value.to(place) for name, value in theta.items()}
+        theta = {name: value.to(place) for name, value in upgraded(theta, problem.regularizer).items()}
         return cls(problem, recipe.lower_solver.build(registry), theta, recipe)
 
 

@@ -40,6 +40,12 @@ def join(**roles: Theta) -> dict[str, Tensor]:
     return {f"{role}.{name}": value for role, part in roles.items() for name, value in part.items()}
 
 
+def upgraded(theta: Theta, regularizer: Regularizer) -> dict[str, Tensor]:
+    """θ as read from a file, in the parameters that the regularizer has today."""
+    others = {name: value for name, value in theta.items() if not name.startswith("regularizer.")}
+    return join(regularizer=regularizer.upgrade(split(theta, "regularizer"))) | others
+
+
 @dataclass(frozen=True)
 class UpperLoss:
     """g_i(x) = scale·‖x − x*_i‖², summed in float64."""

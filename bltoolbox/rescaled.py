@@ -39,6 +39,9 @@ class Rescaled(Regularizer):
     def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
         return self.base.init_params(channels, generator)
 
+    def upgrade(self, theta: Theta) -> dict[str, Tensor]:
+        return self.base.upgrade(theta)
+
     def check(self, shape: Sequence[int]) -> str | None:
         return self.base.check(shape)
 

@@ -194,6 +194,12 @@ WRONG = {
         "analyse, synthesise and majorant belong to the energy",
         "the majorant is not above R",
     ),
+    "upgrade of a θ that is not old": (
+        "regularizer",
+        "def upgrade(self, theta): return {'weight': theta['log_weight'].exp()}",
+        "upgrade leaves today's θ as it is",
+        "upgrade(θ) has the parameters ['weight'] instead of ['log_weight']",
+    ),
     "gradient in float32": (
         "regularizer",
         "def gradient(self, theta, x): return super().gradient(theta, x).float()",

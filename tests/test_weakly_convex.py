@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
 import pytest
 import torch
-from helpers import hessian, normal, small_foe
+from helpers import directions, hessian, normal, slope_theta, small_foe
 from torch import Tensor
 
 from blt_operators.identity import Identity
+from blt_regularizers.filters import FilterBank
 from blt_regularizers.weakly_convex import WeaklyConvexExperts
 from blt_solvers.agd import AGD
 from blt_solvers.mm import MemoryGradient
 from bltoolbox.assemble import assemble
 from bltoolbox.loop import solve
-from bltoolbox.problem import Problem, join
+from bltoolbox.model import Model
+from bltoolbox.problem import Problem, join, split
 from bltoolbox.recipe import load_recipe
+from bltoolbox.registry import load_registry
 from bltoolbox.tensors import keyed_generator
 from bltoolbox.testing import smooth_images
+from bltoolbox.testing.recipe_check import check_recipe
 
 SHAPE = (1, 9, 8)
 
@@ -65,22 +75,121 @@ def test_filters_share_the_curvature_that_there_is(curvature: float) -> None:
     )
 
 
-@pytest.mark.parametrize("shift", [-20.0, 3.0])
-def test_projection_keeps_the_concave_part_below_the_convex_one(shift: float) -> None:
-    regularizer, theta = make()
-    theta = regularizer.project(theta | {"log_omega": theta["log_omega"] + shift})
-    assert (theta["log_omega"] < regularizer._log_largest_omega(theta)).all()
-    assert (theta["log_omega"] >= theta["log_smoothing"]).all()
+@pytest.mark.parametrize("spread", [0.3, 3.0, 10.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_theta_is_admissible(spread: float, seed: int) -> None:
+    """The concave part is smaller than the convex one, wherever a step leads: only the means are projected."""
+    regularizer, theta = make(seed=seed)
+    for k, name in enumerate(theta):
+        if name != "kernels":
+            theta[name] = theta[name] + spread * normal(*theta[name].shape, seed=seed + k)
     again = regularizer.project(theta)
-    for name, value in theta.items():
-        torch.testing.assert_close(again[name], value, rtol=1e-12, atol=1e-12)
+    assert all(again[name].equal(theta[name]) for name in theta)
+    nu, omega = regularizer._widths(theta)
+    assert (nu <= omega).all() and (regularizer._lost(theta) < 1).all()
+    t = omega.max() * torch.logspace(-8, 2, 200, dtype=torch.float64).view(1, 1, 1, -1).expand(1, 4, 1, -1)
+    weights = regularizer.majorant(theta, t)
+    assert (weights > 0).all() and (weights.diff(dim=3) <= 1e-12 * weights[..., 1:]).all()
+
+
+def test_widths_meet_what_is_shared() -> None:
+    """e_j is the largest curvature of the concave part, and the smoothing is that of θ where ω is much larger."""
+    regularizer, theta = make(nu=1e-4)
+    nu, omega = regularizer._widths(theta)
+    slope = regularizer._lost(theta) * (theta["log_scale"] + theta["log_weights"]).exp()
+    torch.testing.assert_close(slope / omega, regularizer._curvatures(theta))
+    torch.testing.assert_close(nu, theta["log_smoothing"].exp(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("start", ["differences", "dct", "random"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("filters", "size"), [(2, 3), (8, 5), (24, 7)])
+def test_derivatives_at_the_initial_theta(start: str, channels: int, filters: int, size: int) -> None:
+    """Kernels that are symmetric would attain the norm at several frequencies, where it has a kink."""
+    regularizer = WeaklyConvexExperts(filters, size, start=start)  # type: ignore[arg-type]
+    theta = regularizer.init_params(channels, keyed_generator("theta", 0))
+
+    def log_curvature(theta: Mapping[str, Tensor]) -> Tensor:
+        return regularizer._curvatures(theta).log().sum() / filters
+
+    leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
+    log_curvature(leaves).backward()
+    for k, d in enumerate(directions(theta, 4)):
+        name = ("kernels", "log_shares")[k % 2]
+        d = {other: value * (other == name) for other, value in regularizer.project_gradient(d).items()}
+        claimed = (leaves[name].grad * d[name]).sum()
+        measured = slope_theta(log_curvature, theta, d, h=1e-4)
+        torch.testing.assert_close(claimed, measured, rtol=1e-4, atol=1e-4)
+
+
+def test_the_hypergradient_of_the_recipe_is_right_at_its_initial_theta() -> None:
+    words = ["data.size=12", "data.count=32"]
+    registry = load_registry()
+    result = check_recipe(load_recipe("denoise-wc", words, registry=registry), registry)
+    assert result.passed, result.verdict
+
+
+def former(regularizer: WeaklyConvexExperts, theta: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """θ as it was stored before the part of the slope that is lost became a parameter: log ω, and ν as it is used."""
+    nu, omega = regularizer._widths(theta)
+    kept = {name: value for name, value in theta.items() if name != "logit_flattening"}
+    return kept | {"log_omega": omega.log(), "log_smoothing": nu.log()}
+
+
+def former_energy(regularizer: WeaklyConvexExperts, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Σ a φ_ν(t) − e ω φ_ω(t), in those parameters."""
+    e = regularizer._curvatures(theta).view(-1, 1, 1)
+    a = (theta["log_scale"] + theta["log_weights"]).exp().view(-1, 1, 1)
+    nu, omega = (theta[name].exp().view(-1, 1, 1) for name in ("log_smoothing", "log_omega"))
+    t = FilterBank(regularizer.kernels(theta), regularizer.boundary).correlate(x)
+    near, far = (t.square() + nu.square()).sqrt() - nu, (t.square() + omega.square()).sqrt() - omega
+    return (a * near - e * omega * far).sum((1, 2, 3))
+
+
+@pytest.mark.parametrize("case", ["inside", "largest slope", "equal widths"])
+def test_former_parameters_are_upgraded(case: str) -> None:
+    regularizer, theta = make()
+    old = former(regularizer, theta)
+    if case == "largest slope":
+        old["log_omega"] = math.log(0.999) + regularizer._log_largest_omega(old)
+    if case == "equal widths":
+        old["log_smoothing"] = old["log_omega"]
+    x = normal(2, *SHAPE)
+    new = regularizer.upgrade(old)
+    expected = former_energy(regularizer, old, x)
+    torch.testing.assert_close(regularizer.energy(new, x), expected, rtol=1e-6, atol=0)
+    single = regularizer.upgrade({name: value.float() for name, value in old.items()})
+    torch.testing.assert_close(
+        regularizer.energy(single, x.float()), expected.float(), rtol=1e-5, atol=0, msg="as files store it"
+    )
+
+
+def test_former_files_restore_the_same_and_continue(tmp_path: Path) -> None:
+    model = Model.load("denoise-gray", device="cpu")
+    regularizer = cast(WeaklyConvexExperts, model.problem.regularizer)
+    exact = {name: value.double() for name, value in split(model.theta, "regularizer").items()}
+    old = {name: value.float() for name, value in former(regularizer, exact).items()}
+    file = tmp_path / "former.safetensors"
+    replace(model, theta=join(regularizer=old)).save(file)
+    y = smooth_images(1, (1, 24, 24)).float() + 0.1 * normal(1, 1, 24, 24).float()
+    torch.testing.assert_close(Model.load(file, "cpu").solve(y), model.solve(y), rtol=0, atol=1e-5)
+    experiment = assemble(
+        load_recipe(
+            "denoise-wc", ["color=gray", f"init={file}", "data.count=32", "device=cpu", "evaluation=null"]
+        )
+    )
+    assert set(experiment.theta) == set(model.theta)
 
 
 def test_without_flattening_it_is_the_field_of_experts() -> None:
-    regularizer, theta = make()
-    theta["log_omega"] = torch.full_like(theta["log_omega"], -40.0)
+    regularizer, theta = make(nu=1e-3)
+    theta["logit_flattening"] = torch.full_like(theta["logit_flattening"], -40.0)
+    # As β vanishes so does ω, which bounds ν.
+    nu, _ = regularizer._widths(theta)
     foe = small_foe("periodic", filters=4, smoothing="per-filter")
-    plain = {name: theta[name] for name in ("kernels", "log_weights", "log_scale", "log_smoothing")}
+    plain = {name: theta[name] for name in ("kernels", "log_weights", "log_scale")} | {
+        "log_smoothing": nu.log()
+    }
     x = normal(2, *SHAPE)
     torch.testing.assert_close(regularizer.energy(theta, x), foe.energy(plain, x))
     torch.testing.assert_close(regularizer.gradient(theta, x), foe.gradient(plain, x))

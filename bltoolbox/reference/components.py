@@ -65,6 +65,7 @@ OFFERS = {
     "start": "a start of its own for a cold solve",
     "strong_convexity": "a strong convexity constant",
     "synthesise": "its adjoint, the synthesis operator",
+    "upgrade": "θ files of earlier versions",
 }
 
 

@@ -21,7 +21,7 @@ def blt_components() -> list[Component]:
             "regularizer",
             "wcfoe",
             "blt_regularizers.weakly_convex:WeaklyConvexExperts",
-            "Field of Experts with flattening potentials: not convex, yet denoising stays so. The most accurate.",
+            "Field of Experts with flattening potentials: weakly convex. The most accurate for denoising.",
         ),
         Component(
             "regularizer",

@@ -1,22 +1,31 @@
 """Weakly convex Field of Experts: learned filters under potentials that flatten for large responses.
 
-    R_θ(x) = Σ_j Σ_p [a_j φ_{ν_j}(t) − e_j ω_j φ_{ω_j}(t)],     t = (c_j ⋆ x)_p,   φ_ν(t) = √(t² + ν²) − ν
+    R_θ(x) = Σ_j a_j Σ_p [φ_{ν_j}(t) − β_j φ_{ω_j}(t)],     t = (c_j ⋆ x)_p,   φ_ν(t) = √(t² + ν²) − ν
 
-with a_j = e^{θ_0 + θ_j} and the concave part smaller than the convex one: ω_j ≥ ν_j and e_j ω_j < a_j. The absolute
-value of `foe` pulls at a strong edge as hard as at a weak one. Here the slope falls from a_j to a_j − e_j ω_j once a
-response exceeds ω_j: edges are kept, flat parts are smoothed harder. R is no longer convex, but not by much: e_j is
-the largest curvature of the concave part, so that ∇²R ⪰ −ρ with ρ ≤ ‖Σ_j e_j C_jᵀC_j‖. The filters share what there is
-to spend,
+with a_j = e^{θ_0 + θ_j}. The absolute value of `foe` pulls at a strong edge as hard as at a weak one. Here the slope
+falls from a_j to (1 − β_j) a_j once a response exceeds ω_j: edges are kept, flat parts are smoothed harder. R is no
+longer convex, but not by much: with e_j the largest curvature of the concave part, ∇²R ⪰ −ρ with
+ρ ≤ ‖Σ_j e_j C_jᵀC_j‖. The filters share the curvature that is available,
 
     e_j = ρ_0 s_j / ‖Σ_i s_i C_iᵀC_i‖,        s_j = e^{θ'_j},   ρ_0 < 1
 
-the norm being that inside an image, away from its border; derivatives in θ take it along. A data term with AᵀA ⪰ 1, as
-in denoising, makes up for it: the lower level is (1 − ρ_0)-strongly convex and has one minimiser. With a `periodic`,
-`zero` or `valid` border that is certified, and so are all accuracies. For a mirrored border only a looser bound is
-known (up to four times ρ_0); where it passes 1, accuracies are called estimated. For an operator with a null space
-(deblurring, inpainting) nothing is guaranteed, and Hessian products may meet negative curvature.
+the norm being that inside an image, away from its border; derivatives in θ include it. Any θ is admissible, apart from
+the zero means of the kernels, which are a linear constraint: the part of the slope that is lost is a logistic function,
+and the widths follow from it and from the parameters λ_j and n_j > 0,
 
-a√(s + ν²) − eω√(s + ω²) is concave in s = t², so `mm` has its majorant weights a/√(t² + ν²) − eω/√(t² + ω²) > 0. Third
+    β_j = 0.9999/(1 + e^{−8λ_j}),       ω_j = β_j a_j / e_j,       1/ν_j² = 1/n_j² + 1/ω_j²
+
+so that β_j < 1 and ν_j < ω_j always hold, with ν_j ≈ n_j where n_j is much smaller than ω_j. The norm has no derivative
+where several frequencies attain it, as with symmetric kernels; the initial kernels are therefore slightly perturbed.
+
+What is guaranteed: with a `periodic`, `zero` or `valid` border and a data term with AᵀA ⪰ 1, as in denoising, the lower
+level is (1 − ρ_0)-strongly convex and has one minimiser, and accuracies are certified. What is not: with a mirrored
+border, the default, ‖Σ_j e_j C_jᵀC_j‖ may exceed ρ_0. The bound in use there is up to four times ρ_0; where it passes
+1, neither strong convexity nor a single minimiser is guaranteed, and accuracies are estimated. (For the shipped models
+the norm is at least 1.07 to 1.24, and the bound about 3.4.) For an operator with a null space (deblurring, inpainting)
+nothing is guaranteed, and Hessian products may meet negative curvature.
+
+√(s + ν²) − β√(s + ω²) is concave in s = t², so `mm` has its majorant weights a(1/√(t² + ν²) − β/√(t² + ω²)) > 0. Third
 derivatives are not bounded here: error bounds of hypergradients are estimated.
 
 When to choose it: denoising, where it is ahead of every convex choice here. The lower level is less strongly convex
@@ -30,7 +39,6 @@ operator learning*, IEEE TIP 2014.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -44,8 +52,14 @@ from blt_regularizers.foe import FieldOfExperts, NormalForm, Planes, SmoothedAbs
 from bltoolbox.interfaces import Regularizer, Theta
 from bltoolbox.results import Potentials
 
-#: The largest part of its slope that a potential may lose.
-_LOST = 0.999
+#: The supremum of β_j: the little slope that is left keeps majorant weights positive in float32, too.
+_LOST = 0.9999
+#: A gradient step in λ_j changes β_j as fast as other steps change their parameters; with 1, training lags behind.
+_STEEPNESS = 8.0
+#: Standard deviation of the noise on the coordinates of the initial kernels.
+_ASYMMETRY = 0.01
+#: How near a limit of the parameters the values of former files are put.
+_CLOSE = 1e-9
 
 
 class WeaklyConvexExperts(FieldOfExperts):
@@ -58,7 +72,7 @@ class WeaklyConvexExperts(FieldOfExperts):
             (`valid`), zeros, the opposite border, or the mirrored image (`symmetric`).
         nu: initial smoothing ν of every filter.
         weight: initial weight a_j of a filter of unit norm.
-        flattening: initial part of its slope that a potential loses for large responses.
+        flattening: initial β_j, the part of its slope that a potential loses for large responses.
         curvature: ρ_0, how far from convex R is; below 1, so that denoising stays strongly convex.
         start: initial kernels: finite differences in the colour axes, the smoothest cosines, or Gaussian noise.
     """
@@ -85,23 +99,37 @@ class WeaklyConvexExperts(FieldOfExperts):
 
     def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
         theta = super().init_params(channels, generator)
+        # Symmetric kernels reach their norm at several frequencies at once, where it has no derivative.
+        noise = torch.randn(theta["kernels"].shape, dtype=torch.float64, generator=generator)
+        theta["kernels"] = theta["kernels"] + _ASYMMETRY * noise
         theta["log_shares"] = torch.zeros(self.filters, dtype=torch.float64)
-        theta["log_omega"] = math.log(self.flattening) + self._log_largest_omega(theta)
+        theta["logit_flattening"] = _logit(torch.full((self.filters,), self.flattening, dtype=torch.float64))
         return self.project(theta)
+
+    def upgrade(self, theta: Theta) -> dict[str, Tensor]:
+        """From files that store log ω_j, and log ν_j as it is used."""
+        if "log_omega" not in theta:
+            return dict(theta)
+        exact = {name: value.double() for name, value in theta.items()}
+        log_omega = exact.pop("log_omega")
+        lost = (log_omega - self._log_largest_omega(exact)).exp()
+        ratio = (2 * (exact["log_smoothing"] - log_omega)).exp()
+        # Such files may have ν = ω, which is a limit now.
+        exact["logit_flattening"] = _logit(lost)
+        exact["log_smoothing"] = exact["log_smoothing"] - (1 - ratio).clamp_min(_CLOSE).log() / 2
+        return {name: value.to(theta["log_omega"]) for name, value in exact.items()}
+
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        nu, _ = self._widths(theta)
+        return norm_bound(self.kernels(theta), amplitudes(theta) / nu, self.boundary)
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         """−ρ."""
         return -norm_bound(self.kernels(theta), self._curvatures(theta), self.boundary)
 
-    def project(self, theta: Theta) -> dict[str, Tensor]:
-        """Zero means, and ω between ν and what the slope allows; where that is nothing, ν gives way."""
-        theta = super().project(theta)
-        log_omega = theta["log_omega"].minimum(math.log(_LOST) + self._log_largest_omega(theta))
-        return theta | {"log_omega": log_omega, "log_smoothing": theta["log_smoothing"].minimum(log_omega)}
-
     def potentials(self, theta: Theta) -> Potentials:
         importance, order = self._importance(theta).sort(descending=True)
-        omega = theta["log_omega"].exp().median()
+        omega = self._widths(theta)[1].median()
         t = torch.linspace(-3, 3, 301, dtype=omega.dtype, device=omega.device) * omega
         scaled = amplitudes(theta).view(-1, 1) * t
         values = self._form(theta).of.potential(scaled.view(1, self.filters, 1, -1))
@@ -116,11 +144,25 @@ class WeaklyConvexExperts(FieldOfExperts):
         """log(a_j/e_j), where all slope would be lost."""
         return theta["log_scale"] + theta["log_weights"] - self._curvatures(theta).log()
 
+    def _lost(self, theta: Theta) -> Tensor:
+        """β_j."""
+        return _LOST * torch.sigmoid(_STEEPNESS * theta["logit_flattening"])
+
+    def _widths(self, theta: Theta) -> tuple[Tensor, Tensor]:
+        """ν_j and ω_j."""
+        log_omega = self._lost(theta).log() + self._log_largest_omega(theta)
+        log_nu = -torch.logaddexp(-2 * theta["log_smoothing"], -2 * log_omega) / 2
+        return log_nu.exp(), log_omega.exp()
+
     def _normal_form(self, theta: Theta) -> NormalForm:
-        a, omega = amplitudes(theta), theta["log_omega"].exp()
-        lost = self._curvatures(theta) * omega / a
-        near, far = SmoothedAbs(theta["log_smoothing"].exp() * a), SmoothedAbs(omega * a)
-        return NormalForm(super()._normal_form(theta).bank, _Flattening(near, far, Planes(lost)))
+        a, (nu, omega) = amplitudes(theta), self._widths(theta)
+        flattening = _Flattening(SmoothedAbs(nu * a), SmoothedAbs(omega * a), Planes(self._lost(theta)))
+        return NormalForm(super()._normal_form(theta).bank, flattening)
+
+
+def _logit(lost: Tensor) -> Tensor:
+    """λ_j where the part β_j of the slope is to be lost."""
+    return (lost / _LOST).clamp_max(1 - _CLOSE).logit() / _STEEPNESS
 
 
 @dataclass(frozen=True)

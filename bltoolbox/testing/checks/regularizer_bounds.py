@@ -153,6 +153,13 @@ def projections(subject: Subject) -> None:
     )
 
 
+@holds(KIND, "upgrade leaves today's θ as it is")
+def upgrade_keeps(subject: Subject) -> None:
+    one = trial(subject)
+    start = one.regularizer.init_params(one.shape[0], keyed_generator("θ", 0))
+    _same_theta(one.regularizer.upgrade(start), start, "upgrade(θ)", "only files of earlier versions need it")
+
+
 @holds(KIND, "check speaks for the images that cannot be treated")
 def check_respected(subject: Subject) -> None:
     regularizer = subject()
