@@ -213,7 +213,7 @@ def read_theta(source: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     path = find_model(source)
-    _check_theta_file(path, follow=path == Path(source))
+    _check_theta_file(path, follow=not Path(source).is_dir())
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -225,7 +225,10 @@ def _check_theta_file(path: Path, follow: bool) -> None:
     """Refuse a file that is too large, or whose header claims to be; links only where the user named the file."""
     try:
         with open_file(path, follow=follow) as file:
-            THETA.check(path, file_size(file))
-            THETA_HEADER.check(path, int.from_bytes(file.read(8), "little"))
+            size, header = file_size(file), int.from_bytes(file.read(8), "little")
+            THETA.check(path, size)
+            if header > size - 8:
+                raise BltError(f"{path}: is not a readable θ file (its header is longer than the file)")
+            THETA_HEADER.check(path, header)
     except OSError as error:
         raise BltError(f"{path}: is not a readable θ file ({error.strerror or error})") from error

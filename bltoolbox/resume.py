@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import bltoolbox
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.reading import RECIPE, read_json, read_text
+from bltoolbox.reading import RECIPE, open_file, read_json, read_text
 from bltoolbox.recipe import Budget, Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def reopen(path: Path, overrides: Sequence[str], registry: Registry, ranks: Rank
     resolved = path / "resolved.yaml"
     if not resolved.is_file():
         raise UsageError(f"{path} is not a run directory: it has no resolved.yaml")
+    open_file(resolved, follow=False).close()  # refuses a link
     _refuse_newer(path)
     before = load_recipe(resolved, (), registry)
     recipe = load_recipe(resolved, overrides, registry)

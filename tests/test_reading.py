@@ -458,6 +458,17 @@ class TestTheta:
         with pytest.raises(FileRefused, match=limit):
             read_theta(path)
 
+    def test_a_link_is_followed_only_where_it_is_named(self, tmp_path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+        (tmp_path / "run").mkdir()
+        link = tmp_path / "run" / "theta.safetensors"
+        link.symlink_to(tmp_path / "a.safetensors")
+        assert list(read_theta(link)[0]) == ["a"]
+        with pytest.raises(FileRefused, match="symbolic link"):
+            read_theta(tmp_path / "run")
+
     def test_a_nested_recipe(self, tmp_path: Path) -> None:
         from safetensors.torch import save_file
 

@@ -155,7 +155,7 @@ def load_model(run: RunHistory, registry: Registry | None) -> Model:
     kept = sorted((run.path / "thetas").glob("*.safetensors"), reverse=True)
     last: BltError = MissingError("there is no θ yet")
     for path in (*named, *kept):
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():
             try:
                 return Model.load(path, "cpu", registry)
             except BltError as error:
