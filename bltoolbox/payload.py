@@ -1,9 +1,10 @@
 """What a ``torch.save`` payload would become in memory, checked before ``torch.load`` sees it.
 
 ``weights_only=True`` keeps a payload from executing anything, but not from growing: records may be deflated, and a
-tensor with a stride of zero may show terabytes of one number. That every storage has the bytes of its record is checked
-here, too, whether or not the installed torch does so. The index (``data.pkl``) is therefore unpickled once with
-stand-ins that do nothing but count. The stand-ins cannot be changed by the payload, and no name in it is looked up anywhere but here.
+tensor with a stride of zero may show terabytes of one number. That every storage has the bytes of its record is
+checked here, too, whether or not the installed torch does so. The index (``data.pkl``) is therefore unpickled once
+with stand-ins that do nothing but count. The stand-ins cannot be changed by the payload, and no name in it is looked
+up anywhere but here.
 """
 
 from __future__ import annotations
