@@ -103,12 +103,12 @@ class Disk:
     def opened(self, act: Callable[[], int], name: str, path: str, writes: bool, empties: bool) -> int:
         """A new descriptor, by ``act``."""
         existed = os.path.exists(name)
-        changes = (writes and empties) or not existed
+        changes = writes and (empties or not existed)
         if changes and (error := self.fails("open")):
             raise error
         descriptor = act()
         self.descriptors[descriptor] = path
-        if writes and changes:
+        if changes:
             number = self.number(descriptor, fresh=not existed)
             kind = "truncate" if existed else "create"
             self._record(Operation(kind, path, inode=number))
@@ -159,6 +159,11 @@ def _install(disk: Disk) -> None:
             offset = os.fstat(self.fileno()).st_size if "a" in self.mode else self.tell()
             return disk.write(self.fileno(), bytes(data), offset, super().write)
 
+        def close(self) -> None:
+            if not self.closed and self.closefd:
+                disk.descriptors.pop(self.fileno(), None)
+            super().close()
+
         def truncate(self, size: int | None = None) -> int:
             size = self.tell() if size is None else size
             number = disk.number(self.fileno())
@@ -177,7 +182,10 @@ def _install(disk: Disk) -> None:
         opener: Any = None,
     ) -> Any:
         if not set(mode) & set("wax+") or disk.inside(file) is None:
-            return plain_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+            found = plain_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+            if not isinstance(file, int):
+                disk.descriptors.pop(found.fileno(), None)  # a number that a file before had
+            return found
         raw = Counted(file, mode.replace("b", "").replace("t", ""), closefd, opener)
         if buffering == 0:
             return raw
@@ -189,7 +197,9 @@ def _install(disk: Disk) -> None:
     def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         inside = disk.inside(path, dir_fd)
         if inside is None:
-            return int(real["open"](path, flags, mode, dir_fd=dir_fd))
+            descriptor = int(real["open"](path, flags, mode, dir_fd=dir_fd))
+            disk.descriptors.pop(descriptor, None)
+            return descriptor
         writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         name = os.path.join(disk.root, inside)
         act = lambda: int(real["open"](path, flags, mode, dir_fd=dir_fd))  # noqa: E731
@@ -244,7 +254,10 @@ def _one_path(disk: Disk, name: str, real: Callable[..., Any]) -> Callable[..., 
 
 def _two_paths(disk: Disk, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     def change(source: Any, target: Any, **options: Any) -> Any:
-        inside = disk.inside(source), disk.inside(target)
+        inside = (
+            disk.inside(source, options.get("src_dir_fd")),
+            disk.inside(target, options.get("dst_dir_fd")),
+        )
         if inside[0] is None or inside[1] is None:
             return real(source, target, **options)
         kind = "link" if name == "link" else "rename"

@@ -30,7 +30,6 @@ from bltoolbox.pictures import read_picture, write_picture
 from bltoolbox.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
 from bltoolbox.registry import load_registry
 from bltoolbox.report import write_report
-from bltoolbox.resume import reopen
 from bltoolbox.sweep import Sweep, plan
 from bltoolbox.watch import Watched
 
@@ -145,17 +144,6 @@ def look(folder: Path) -> None:
     as_dict(compare([history]))
 
 
-def take_up(folder: Path) -> None:
-    """What ``blt resume`` does before it computes."""
-    reopen(folder / "run", (), REGISTRY)
-    reopen(folder / "run", ["budget.steps=3"], REGISTRY)
-
-
-def look_and_take_up(folder: Path) -> None:
-    look(folder)
-    take_up(folder)
-
-
 def go_on(folder: Path) -> None:
     """All of ``blt resume``, on a copy."""
     copy = folder / "copy"
@@ -166,6 +154,16 @@ def go_on(folder: Path) -> None:
         resume(copy, ["budget.steps=3"])
     finally:
         figures.draw = draw
+
+
+def look_and_assemble(folder: Path) -> None:
+    look(folder)
+    assemble(load_recipe(folder / "run" / "resolved.yaml", (), REGISTRY), REGISTRY)
+
+
+def look_and_go_on(folder: Path) -> None:
+    look(folder)
+    go_on(folder)
 
 
 def read_theta(folder: Path) -> None:
@@ -226,9 +224,9 @@ def formats() -> list[Format]:
             [*PIECES, b"=", b"\na.b.c=1\n", b"\ndata.path=x\n"],
             few=100,
         ),
-        Format("resolved", "run/resolved.yaml", look_and_take_up, to.of_yaml, PIECES, few=12),
-        Format("status", "run/status.json", look_and_take_up, to.of_json, few=12),
-        Format("environment", "run/env.json", look_and_take_up, to.of_json, few=8),
+        Format("resolved", "run/resolved.yaml", look_and_assemble, to.of_yaml, PIECES, few=12),
+        Format("status", "run/status.json", look_and_go_on, to.of_json, few=8),
+        Format("environment", "run/env.json", look_and_go_on, to.of_json, few=8),
         Format("metrics", "run/metrics.jsonl", look, to.of_lines, few=10),
         Format("timings", "run/timings.jsonl", look, to.of_lines, few=10),
         Format("checks", "run/checks.jsonl", look, to.of_lines, few=10),

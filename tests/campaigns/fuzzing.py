@@ -12,6 +12,7 @@ import random
 import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -45,8 +46,6 @@ _CHANGES = (
     "os.link",
     "os.symlink",
 )
-#: Those whose last argument is the folder that a name is relative to, or −1.
-_RELATIVE = ("os.remove", "os.rmdir", "os.mkdir", "os.chmod")
 
 
 class TooLong(BaseException):
@@ -71,10 +70,13 @@ class Watch:
             event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         )
         if (writes or event in _CHANGES) and isinstance(arguments[0], str | bytes | os.PathLike):
-            folder = f"/proc/self/fd/{arguments[-1]}" if event in _RELATIVE and arguments[-1] >= 0 else "."
-            path = os.path.realpath(os.path.join(folder, os.fsdecode(arguments[0])))
-            if not path.startswith(self.allowed):
-                self.seen.append(f"{event} of {path}")
+            name = os.fsdecode(arguments[0])
+            # A relative name may belong to an open folder, which the event does not tell; `attempt` sees to those.
+            outside = (
+                not os.path.realpath(name).startswith(self.allowed) if os.path.isabs(name) else ".." in name
+            )
+            if outside:
+                self.seen.append(f"{event} of {name}")
 
 
 WATCH = Watch()
@@ -125,28 +127,42 @@ def limited(seconds: float = SECONDS, size: int = BYTES) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def attempt(format: Format, folder: Path) -> tuple[str, str]:
-    """Read what the folder holds: how it ended, and what is wrong with that, if anything."""
+@contextlib.contextmanager
+def empty_directory() -> Iterator[None]:
+    """Work in a new directory, which must stay empty."""
+    with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):
+        try:
+            yield
+        finally:
+            WATCH.active = False
+            WATCH.seen += [f"wrote {name} to the working directory" for name in os.listdir(elsewhere)]
+
+
+def attempt(format: Format, folder: Path, seconds: float = SECONDS) -> tuple[str, str]:
+    """Read what the folder holds: how it ended, and what is wrong with that, if anything.
+
+    The working directory is an empty one, so that whatever is written there is seen.
+    """
     WATCH.allowed, WATCH.seen = tuple(os.path.realpath(one) for one in (folder, os.environ["BLT_CACHE"])), []
     began = time.monotonic()
     ended, wrong = "read", ""
     try:
-        with limited(), warnings.catch_warnings():
+        with empty_directory(), limited(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             WATCH.active = True
             format.read(folder)
     except (BltError, ImageError) as error:
         ended, wrong = "refused", _not_a_sentence(error)
     except TooLong:
-        wrong = f"takes more than {SECONDS:g} s"
+        wrong = f"takes more than {seconds:g} s"
     except Exception as error:
         wrong = f"{type(error).__name__}: {str(error)[:150]} ({_place(error)})"
     finally:
         WATCH.active = False
     if WATCH.seen:
         wrong = f"does what no reader does: {WATCH.seen[0]}"
-    if not wrong and time.monotonic() - began > SECONDS:
-        wrong = f"takes more than {SECONDS:g} s"
+    if not wrong and time.monotonic() - began > seconds:
+        wrong = f"takes more than {seconds:g} s"
     return ended, wrong
 
 

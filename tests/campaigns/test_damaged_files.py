@@ -6,16 +6,18 @@ tries as many as are asked for, in all formats together, and keeps what went wro
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from formats import REGISTRY, TEXTS, Format, formats, surroundings
-from fuzzing import campaign
+from fuzzing import attempt, campaign
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +41,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_what_is_whole_is_read(format: Format, folder: Path) -> None:
     format.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("read", "seen"),
+    [
+        (lambda folder: (folder / "inside").write_text("fine"), ""),
+        (lambda folder: Path("beside").write_text("x"), "wrote beside to the working directory"),
+        (lambda folder: folder.with_name("outside").write_text("x"), "open of"),
+        (lambda folder: subprocess.run(["true"], check=True), "subprocess.Popen"),
+        (lambda folder: torch.empty(2**40, dtype=torch.uint8), "RuntimeError"),
+        (lambda folder: time.sleep(60), "takes more than"),
+        (lambda folder: json.loads("{"), "JSONDecodeError"),
+        (lambda folder: _fail(BltError("two\nlines")), "is not a sentence"),
+        (lambda folder: _fail(BltError("one sentence")), ""),
+    ],
+)
+def test_the_campaign_sees_what_no_reader_may_do(
+    read: Callable[[Path], object], seen: str, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    _, wrong = attempt(Format("trouble", "", read), tmp_path / "files", seconds=1.0)
+    assert seen in wrong and bool(wrong) == bool(seen)
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
