@@ -12,6 +12,7 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from typing import IO, Any
 from bltoolbox.errors import BltError
 from bltoolbox.printable import printable_json
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 #: Windows cannot open a file relative to a folder that is open; there, links are looked for by name.
 _DESCENDS = os.open in os.supports_dir_fd
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -65,7 +67,8 @@ def entered(path: Path, within: Path | None = None) -> Iterator[tuple[int | None
 def write_bytes(path: Path, content: bytes, within: Path | None = None) -> None:
     """Replace ``path`` atomically: write beside it, flush to disk, rename."""
     with entered(path, within) as (folder, base):
-        temporary = base / f".{path.name}.{secrets.token_hex(6)}"
+        # Cut, as a name may be as long as a file system allows.
+        temporary = base / f".{path.name[:40]}.{secrets.token_hex(6)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         try:
             with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
@@ -73,6 +76,8 @@ def write_bytes(path: Path, content: bytes, within: Path | None = None) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, base / path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            if folder is not None:
+                os.fsync(folder)  # or a power cut may bring the old file back
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
@@ -81,13 +86,26 @@ def write_bytes(path: Path, content: bytes, within: Path | None = None) -> None:
 
 def write_text(path: Path, content: str, within: Path | None = None) -> None:
     """Replace ``path`` atomically."""
-    write_bytes(path, content.encode(), within)
+    # A name that is not UTF-8 may be in it; escaped, it is JSON at least.
+    write_bytes(path, content.encode("utf-8", "backslashreplace"), within)
 
 
 def write_json(path: Path, content: Any, within: Path | None = None) -> None:
     """Replace ``path`` atomically with JSON that a person can read."""
     text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, printable_json(text) + "\n", within)
+
+
+def json_line(content: Any) -> str:
+    """One line of a log in JSON."""
+    return json.dumps(finite(content), allow_nan=False)
+
+
+def remove_temporaries(folder: Path, within: Path) -> None:
+    """Delete what a process left in a folder when it was killed in the middle of ``write_bytes``."""
+    for name in list_folder(folder, within):
+        if _TEMPORARY.fullmatch(name):
+            remove(folder / name, within)
 
 
 def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:

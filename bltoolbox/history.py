@@ -6,7 +6,7 @@ the images that are not trained on. What cannot be read is left out and said so 
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,11 @@ RECIPE_FILE = "resolved.yaml"
 SWEEP_FILE = "sweep.json"
 #: What a sweep keeps besides its cells.
 SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
+
+#: The name of a checkpoint, and its number.
+CHECKPOINT_NAME = re.compile(r"state-([0-9]{8,18})\.ckpt")
+#: No run writes numbers beyond this, and axes cannot be drawn for them.
+LARGEST = 1e100
 
 #: Which images a PSNR is of, and what people call them.
 Images = Literal["evaluation", "validation"]
@@ -156,6 +161,14 @@ class RunHistory:
 
 def is_run(path: Path) -> bool:
     return (path / RECIPE_FILE).is_file()
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run directory has something to resume from."""
+    try:
+        return any(CHECKPOINT_NAME.fullmatch(one.name) for one in (path / "checkpoints").iterdir())
+    except OSError:
+        return False
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
@@ -317,10 +330,10 @@ def read_recipe(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """A number that a figure can show, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        return float(value) if math.isfinite(value) else None
+        return float(value) if abs(value) < LARGEST else None
     except OverflowError:
         return None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import bltoolbox
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.history import RECIPE_FILE, is_run
-from bltoolbox.reading import RECIPE, read_json, read_text
+from bltoolbox.history import RECIPE_FILE, is_run, read_status
+from bltoolbox.reading import RECIPE, FileRefused, read_json, read_text
 from bltoolbox.recipe import Budget, Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _assemble(
     before = load_recipe(resolved, (), registry)
     recipe = load_recipe(resolved, overrides, registry)
     _only_budgets_grow(before, recipe)
-    given = read_text(path / "recipe.yaml", RECIPE, follow=False)
+    given = _given(path)
     name = str(_environment(path).get("recipe") or path.resolve().parent.name)
     recipe = replace(recipe, text=given, name=name)
     summary = _summary(path) if recipe.budget == before.budget else None
@@ -112,8 +112,9 @@ def _refuse_other_images(path: Path, experiment: Experiment) -> None:
     if not isinstance(before, dict):
         return
     for name, (count, digest) in now.items():
-        if before.get(name, [count, digest]) != [count, digest]:
-            was = before[name][0]
+        known = before.get(name)
+        if isinstance(known, list) and len(known) == 2 and known != [count, digest]:
+            was = known[0]
             change = f"there were {was} and are {count}" if was != count else "some have other names"
             raise BltError(
                 f"the {name} images are not those {path} was started with: {change}; put them back as they were,"
@@ -130,8 +131,16 @@ def _environment(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def _given(path: Path) -> str:
+    """The recipe as the user wrote it, kept for people: the run goes by resolved.yaml."""
+    try:
+        return read_text(path / "recipe.yaml", RECIPE, follow=False, errors="replace")
+    except (OSError, FileRefused):
+        return ""
+
+
 def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version)[:3])
 
 
 def _only_budgets_grow(before: Recipe, after: Recipe) -> None:
@@ -146,8 +155,6 @@ def _only_budgets_grow(before: Recipe, after: Recipe) -> None:
 
 
 def _summary(path: Path) -> dict[str, Any] | None:
-    try:
-        status = read_json(path / "status.json", follow=False)
-    except (OSError, ValueError) as error:
-        raise BltError(f"{path / 'status.json'} cannot be read: {error}") from error
+    """What a finished run reports; None if it has not finished or does not tell, as the checkpoint knows then."""
+    status = read_status(path) or {}
     return status if status.get("finished") else None

@@ -8,7 +8,6 @@ run writes to it.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -27,16 +26,27 @@ import bltoolbox
 from bltoolbox.checkpoint import Checkpoints
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.experiment import Experiment
-from bltoolbox.files import append_to, make_folder, remove, write_bytes, write_json, write_text
+from bltoolbox.files import (
+    append_to,
+    json_line,
+    make_folder,
+    remove,
+    remove_temporaries,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from bltoolbox.history import LARGEST, has_checkpoint, read_lines
 from bltoolbox.interfaces import Theta
 from bltoolbox.launch import invocation
 from bltoolbox.layout import FILES, FOLDERS, LOGS, MANIFEST, Manifest, is_component
 from bltoolbox.listeners import Check, Listener, RunResult
 from bltoolbox.locks import LOCK_FILE, locked
 from bltoolbox.model import THETA_FILE, encode
+from bltoolbox.output_names import refuse_unusable_name
 from bltoolbox.printable import printable
 from bltoolbox.ranks import ALONE, Ranks
-from bltoolbox.reading import LOG, parse_json, read_text
+from bltoolbox.reading import open_file
 from bltoolbox.report import REPORT_FILE
 
 #: At most this share of the time goes into checkpoints, however often they are wanted.
@@ -59,6 +69,7 @@ class RunDirectory(Listener):
     """Writes a run to disk as it happens, and keeps its checkpoints."""
 
     def __init__(self, path: Path | str, *, overwrite: bool = False, ranks: Ranks = ALONE) -> None:
+        refuse_unusable_name(path)
         self.path = Path(path)
         self.overwrite = overwrite
         self.ranks = ranks
@@ -122,7 +133,7 @@ class RunDirectory(Listener):
         self.every = experiment.recipe.checkpoint.every
         with contextlib.ExitStack() as stack:
             self.ranks.each("logs", lambda: self._open_logs(stack, lengths) if self.ranks.first else None)
-            history = [] if content is None or not self.ranks.first else self._history()
+            history = [] if content is None or not self.ranks.first else self._history(listeners)
             result = experiment.run([self, *listeners], self, content, history)
         return replace(result, run_dir=self.path)
 
@@ -155,12 +166,12 @@ class RunDirectory(Listener):
         self.log(sentence)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
-        self._append("metrics.jsonl", json.dumps(record))
-        self._append("timings.jsonl", json.dumps({"step": record["step"], "seconds": round(seconds, 6)}))
+        self._append("metrics.jsonl", json_line(record))
+        self._append("timings.jsonl", json_line({"step": record["step"], "seconds": round(seconds, 6)}))
 
     def checked(self, check: Check, theta: Theta) -> None:
         self.log(str(check))
-        self._append("checks.jsonl", json.dumps(check.as_dict()))
+        self._append("checks.jsonl", json_line(check.as_dict()))
         self._save_theta(f"thetas/{check.step:06d}", theta)
         self._save_theta("checkpoints/last", theta)
         if check.best:
@@ -248,6 +259,8 @@ class RunDirectory(Listener):
             busy = f"{self.path} is in use by another process; wait for it, or stop it first"
             with self._writing():
                 stack.enter_context(locked(self.path, busy))
+                for name in ("", *FOLDERS):
+                    remove_temporaries(self.path / name, within=self.path)
 
     @contextlib.contextmanager
     def _writing(self, *, resumable: bool = False) -> Iterator[None]:
@@ -255,7 +268,9 @@ class RunDirectory(Listener):
         try:
             yield
         except OSError as error:
-            hint = f"; earlier output is intact: fix this, then run blt resume {shlex.quote(str(self.path))}"
+            command = f"run blt resume {shlex.quote(str(self.path))}"
+            onwards = command if has_checkpoint(self.path) else "start the run again with --overwrite"
+            hint = f"; earlier output is intact: fix this, then {onwards}"
             reason = f"cannot write to {self.path}: {error.strerror or error}"
             raise BltError(reason + (hint if resumable else "")) from error
 
@@ -264,14 +279,37 @@ class RunDirectory(Listener):
         for name in LOGS:
             self.logs[name] = stack.enter_context(append_to(self.path / name, within=self.path))
         for name, log in self.logs.items():
-            log.truncate(lengths.get(name, 0))
-            log.seek(0, os.SEEK_END)
+            self._cut(log, self.path / name, lengths.get(name, 0))
         # Only now, as a larger budget means that there is something to do.
         self._write_text("resolved.yaml", self.experiment.recipe.to_yaml())
 
-    def _history(self) -> list[dict[str, Any]]:
-        log = self.path / "metrics.jsonl"
-        return [parse_json(line, log) for line in read_text(log, LOG, follow=False).splitlines()]
+    def _cut(self, log: IO[bytes], path: Path, length: int) -> None:
+        """Let a log end where the checkpoint saw it end, or earlier if it was damaged since; then at a line's end."""
+        size = log.seek(0, os.SEEK_END)
+        log.truncate(min(length, size))
+        end = log.seek(0, os.SEEK_END)
+        with open_file(path, follow=False) as same:
+            same.seek(max(0, end - 1))
+            if same.read(1) not in (b"", b"\n"):
+                log.write(b"\n")
+
+    def _history(self, listeners: Sequence[Listener]) -> list[dict[str, Any]]:
+        """The steps so far; what was damaged meanwhile is missing in the curves, and does not stop the run."""
+        notes: list[str] = []
+        lines = read_lines(self.path / "metrics.jsonl", notes)
+        steps = [
+            line
+            for line in lines
+            if all(_is_figure(line.get(key)) for key in ("step", "computations", "loss"))
+        ]
+        if len(steps) < len(lines):
+            notes.append(
+                f"metrics.jsonl: {len(lines) - len(steps)} lines do not describe a step and are left out"
+            )
+        for note in notes:
+            for listener in (self, *listeners):
+                listener.phase(note)
+        return steps
 
     def _save_theta(self, name: str, theta: Theta) -> None:
         content = encode(theta, self.experiment.recipe)
@@ -282,6 +320,11 @@ class RunDirectory(Listener):
 
     def _write_json(self, name: str, content: Any) -> None:
         write_json(self.path / name, content, within=self.path)
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a curve can show it; a step may have no loss."""
+    return value is None or (isinstance(value, int | float) and abs(value) < LARGEST)
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:

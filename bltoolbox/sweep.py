@@ -20,9 +20,10 @@ import bltoolbox
 from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.files import UnsafePath, list_folder, make_folder, write_json, write_text
 from bltoolbox.grid import Cell, Grid, free_name
-from bltoolbox.history import SWEEP_FILE, RunHistory, is_run, read_status, refuse_paths
+from bltoolbox.history import SWEEP_FILE, RunHistory, has_checkpoint, is_run, read_status, refuse_paths
 from bltoolbox.layout import is_component
 from bltoolbox.locks import LOCK_FILE, is_locked, locked
+from bltoolbox.output_names import refuse_unusable_name
 from bltoolbox.reading import read_json
 from bltoolbox.settings import differing, flatten
 
@@ -156,6 +157,7 @@ class Sweep:
     """A plan in its directory."""
 
     def __init__(self, path: Path, plan: Plan, registry: Registry) -> None:
+        refuse_unusable_name(path)
         self.path = path
         self.plan = plan
         self.registry = registry
@@ -207,7 +209,7 @@ class Sweep:
         said = str((read_status(one.path) or {}).get("status", ""))
         if one.code == 1 or said.startswith("failed"):
             return False
-        return is_run(one.path) and any((one.path / "checkpoints").glob("state-*.ckpt"))
+        return is_run(one.path) and has_checkpoint(one.path)
 
     def set_aside(self, one: Planned) -> Path | None:
         """Make room for a cell that is begun anew; nothing of the old run is lost."""

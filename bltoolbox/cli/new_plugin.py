@@ -11,6 +11,7 @@ from bltoolbox.cli.common import Debug, open_registry, say, show
 from bltoolbox.cli.completion import complete_kind
 from bltoolbox.errors import UsageError
 from bltoolbox.hookspecs import KINDS
+from bltoolbox.output_names import refuse_unusable_name
 
 
 def register(app: typer.Typer) -> None:
@@ -40,6 +41,7 @@ def new_plugin(
     from bltoolbox.scaffold import new_plugin as write
 
     target = out or Path(name)
+    refuse_unusable_name(target)
     try:
         files = write(name, kind or [], target, open_registry(None, warn=False))
     except OSError as error:

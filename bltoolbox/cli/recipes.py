@@ -10,6 +10,7 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_recipe, complete_shipped
 from bltoolbox.errors import BltError, RecipeError, UsageError
+from bltoolbox.output_names import refuse_unusable_name
 
 if TYPE_CHECKING:
     from bltoolbox.registry import Registry
@@ -112,6 +113,7 @@ def copy_recipe(
         raise UsageError(f"no shipped recipe is called {name!r}{did_you_mean(name, shipped)} (blt recipes)")
     source = shipped[name]
     target = Path(dest or source.name)
+    refuse_unusable_name(target)
     if target.is_dir() or (dest or "").endswith("/"):
         target = target / source.name
     if target.exists() and not force:

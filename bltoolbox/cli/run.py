@@ -12,12 +12,13 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_recipe
 from bltoolbox.cli.processes import (
+    alike,
     launch,
     left_by_us,
+    next_command,
     once,
     passed_on,
     refuse_nameless,
-    resume_command,
     speaking_for_all,
     to_launch,
     was_restarted,
@@ -100,13 +101,15 @@ def run(
         f"{key}={value}" for key, value in (("device", device), ("seed", seed)) if value is not None
     ]
     with speaking_for_all():
-        registry = open_registry(plugin)
-        recipe = load_recipe(sources[0], overrides, registry)
-        if dry_run:
-            _dry_run(_assemble(recipe, registry), as_json)
-            return
-        refuse_nameless(out)
-        if to_launch(nproc):
+        with alike():
+            registry = open_registry(plugin)
+            recipe = load_recipe(sources[0], overrides, registry)
+            if dry_run:
+                _dry_run(_assemble(recipe, registry), as_json)
+                return
+            refuse_nameless(out)
+            several = to_launch(nproc)
+        if several:
             out = out or _fresh(recipe)
             words = ["run", sources[0], *overrides, "--out", str(out)]
             words += ["--overwrite"] * overwrite + ["--profile"] * profile
@@ -166,7 +169,8 @@ def resume(
         words = ["resume", str(path), *overrides, *passed_on(quiet, verbose, as_json, debug, plugin)]
         launch(words, nproc, path)
     with speaking_for_all():
-        registry = open_registry(plugin)
+        with alike():
+            registry = open_registry(plugin)
         from bltoolbox.ranks import joined
 
         with joined() as ranks, reopen(path, overrides, registry, ranks) as reopened:
@@ -230,13 +234,12 @@ def _goodbye(directory: RunDirectory, ranks: Ranks) -> Iterator[None]:
     from bltoolbox.interrupts import Interrupted, handled
     from bltoolbox.ranks import RankLost
 
-    command = resume_command(directory.path, ranks.size)
     try:
         with handled():
             yield
     except Interrupted as stop:
         if ranks.first:
-            say(f"interrupted; go on with: {command}")
+            say(f"interrupted; {next_command(directory.path, ranks.size)}")
         raise typer.Exit(stop.exit_code) from None
     except RankLost as error:
-        raise RankLost(f"{error}; go on from the last checkpoint with: {command}") from error
+        raise RankLost(f"{error}; {next_command(directory.path, ranks.size)}") from error

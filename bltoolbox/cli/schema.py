@@ -38,8 +38,11 @@ def schema(
     (whether components fit together) blt validate does.
     """
     from bltoolbox.files import write_bytes
+    from bltoolbox.output_names import refuse_unusable_name
     from bltoolbox.schema import dump_schema, recipe_schema
 
+    if out is not None:
+        refuse_unusable_name(out)
     found, troubles = recipe_schema(open_registry(plugin))
     for trouble in troubles:
         say(f"warning: left out: {trouble}")
