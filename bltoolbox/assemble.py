@@ -28,7 +28,7 @@ from bltoolbox.splits import hold_out, shared
 from bltoolbox.tensors import keyed_generator
 
 log = logging.getLogger(__name__)
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = ALONE) -> Experiment:
@@ -217,7 +217,7 @@ def _measured(
             seed=recipe.seed,
             color=recipe.color,
             stream=stream,
-            dtype=_DTYPES[recipe.dtype],
+            dtype=DTYPES[recipe.dtype],
             device=device,
             ids=ids,
             workers=recipe.workers,

@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from bltoolbox.errors import BltError
-from bltoolbox.files import write_bytes
+from bltoolbox.files import remove, write_bytes
+from bltoolbox.history import CHECKPOINT_NAME
+from bltoolbox.misfits import refusing_misfits
 from bltoolbox.payload import PayloadError, check_payload
 from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.reading import CHECKPOINT, FileRefused, file_size, open_file
@@ -40,17 +42,21 @@ _DIGEST = 64
 _SLACK = 3
 
 
+#: Files that belong to a checkpoint: segments, what ranks keep for themselves, and rows on their way into memory.
+_PART = re.compile(r"(warm|own)-[0-9]{8,18}(-p[0-9]+)?(-[0-9]+of[0-9]+)?\.ckpt|warm-[a-z0-9_]{8}\.rows")
+
+
 class DamagedCheckpoint(BltError):
     """A checkpoint is truncated, altered or not one at all."""
 
 
-def write_checked(path: Path, content: Mapping[str, Any]) -> None:
+def write_checked(path: Path, content: Mapping[str, Any], within: Path | None = None) -> None:
     """Write ``content`` (tensors and plain data) with its checksum, atomically."""
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
     payload = buffer.getvalue()
     digest = hashlib.sha256(payload).hexdigest().encode()
-    write_bytes(path, MAGIC + digest + b"\n" + payload)
+    write_bytes(path, MAGIC + digest + b"\n" + payload, within)
 
 
 def read_checked(path: Path) -> dict[str, Any]:
@@ -105,6 +111,14 @@ def _segments(
         yield parts, count
 
 
+def _names_segment(entry: Any) -> bool:
+    """Whether an entry of a manifest is the name of a file beside it and a number of rows."""
+    if not isinstance(entry, list | tuple) or len(entry) != 2:
+        return False
+    name, count = entry
+    return isinstance(name, str) and Path(name).name == name and isinstance(count, int)
+
+
 class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
@@ -140,10 +154,10 @@ class Checkpoints:
             written: dict[str, Any] = {"segments": []}
             for part, (parts, count) in enumerate(_segments(changed)):
                 written["segments"].append([self._name("warm", number, f"-p{part}"), count])
-                write_checked(self.folder / written["segments"][-1][0], parts)
+                self._write(written["segments"][-1][0], parts)
             if own and ranks.size > 1:
                 written["own"] = self._name("own", number)
-                write_checked(self.folder / written["own"], {"own": own})
+                self._write(written["own"], {"own": own})
             return written
 
         written = ranks.each("checkpoint, segments", write_own)
@@ -154,8 +168,8 @@ class Checkpoints:
             "own": [own] if ranks.size == 1 else [one["own"] for one in written if "own" in one],
             "content": rest,
         }
-        path = self.folder / f"state-{number:08d}.ckpt"
-        ranks.each("checkpoint, manifest", lambda: write_checked(path, manifest) if ranks.first else None)
+        name = f"state-{number:08d}.ckpt"
+        ranks.each("checkpoint, manifest", lambda: self._write(name, manifest) if ranks.first else None)
         self.number, self.segments = number, segments
         for store in self.stores.values():
             store.settle()
@@ -168,7 +182,7 @@ class Checkpoints:
         The entry ``own`` of its content is a list of what the ranks kept for themselves.
         """
         passed: list[str] = []
-        names = sorted((path.name for path in self.folder.glob("state-*.ckpt")), reverse=True)
+        names = [path.name for path in reversed(self._manifests())]
         names, last = self.ranks.gather("checkpoints", [names, max(self._numbers())])[0]
         for name in names:
             manifest: dict[str, Any] = {}
@@ -176,16 +190,13 @@ class Checkpoints:
 
             def read(path: Path = self.folder / name, found: Any = (manifest, own)) -> str | None:
                 try:
-                    found[0].update(read_checked(path))
-                    self._refuse_newer(path, found[0])
+                    found[0].update(self._read_manifest(path))
                     for segment in self._own_segments(found[0]):
                         read_checked(
                             segment
                         )  # all are whole before the first is used; one at a time in memory
                     for one in found[0].get("own", []):
-                        found[1].append(
-                            read_checked(self.folder / one)["own"] if isinstance(one, str) else one
-                        )
+                        found[1].append(self._read_own(one))
                 except DamagedCheckpoint as error:
                     return f"{error}; falling back to the checkpoint before it"
                 return None
@@ -195,17 +206,24 @@ class Checkpoints:
                 passed.append(problems[0])
                 continue
             for segment in self._own_segments(manifest):
-                for kind, held in read_checked(segment).items():
-                    self.stores[kind].restore(held)
+                with refusing_misfits(segment.name):
+                    for kind, held in read_checked(segment).items():
+                        self.stores[kind].restore(held)
             for store in self.stores.values():
                 store.settle()
             self.segments = [(str(segment), int(count)) for segment, count in manifest["segments"]]
             self.number = last
+            self.ranks.gather("restored")
+            if self.ranks.first:
+                self._remove_orphans()
             return manifest["content"] | {"own": [one for one in own if one]}, passed
         raise BltError(
             f"{self.folder} holds no usable checkpoint"
             + (f": {'; '.join(passed)}" if passed else "; run it anew")
         )
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        write_checked(self.folder / name, content, within=self.folder.parent)
 
     def _name(self, kind: str, number: int, part: str = "") -> str:
         """Of a file that this rank writes."""
@@ -221,30 +239,76 @@ class Checkpoints:
         rank, size = (int(found[1]), int(found[2])) if found else (0, 1)
         return size != self.ranks.size or rank == self.ranks.rank
 
-    def _refuse_newer(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        if manifest.get("format", 0) > FORMAT:
+    def _read_manifest(self, path: Path) -> dict[str, Any]:
+        """A manifest that has everything ``load`` goes by."""
+        manifest = read_checked(path)
+        kind, state = manifest.get("format"), manifest.get("content")
+        if isinstance(kind, int):
+            self._refuse_newer(path, kind)
+        segments, own = manifest.get("segments"), manifest.get("own", [])
+        lengths = state.get("lengths") if isinstance(state, dict) else None
+        if not (
+            isinstance(kind, int)
+            and isinstance(state, dict)
+            and isinstance(state.get("run"), dict)
+            and isinstance(lengths, dict)
+            and all(isinstance(length, int) and length >= 0 for length in lengths.values())
+            and isinstance(segments, list)
+            and all(_names_segment(one) for one in segments)
+            and isinstance(own, list)
+        ):
+            raise DamagedCheckpoint(f"{path.name} does not have the content of a checkpoint")
+        return manifest
+
+    def _read_own(self, entry: Any) -> Any:
+        """What a rank kept for itself, in the manifest or in a file of its own."""
+        if isinstance(entry, str):
+            if Path(entry).name != entry:
+                raise DamagedCheckpoint(f"{entry} is not in the folder of the checkpoints")
+            entry = read_checked(self.folder / entry).get("own")
+        if not isinstance(entry, dict | None):
+            raise DamagedCheckpoint("what a rank kept for itself is not plain data")
+        return entry
+
+    def _refuse_newer(self, path: Path, kind: int) -> None:
+        if kind > FORMAT:
             raise BltError(
-                f"{path.name} was written by a newer bltoolbox (format {manifest['format']}, this one reads up to"
+                f"{path.name} was written by a newer bltoolbox (format {kind}, this one reads up to"
                 f" {FORMAT}); update bltoolbox to resume this run"
             )
 
+    def _manifests(self) -> list[Path]:
+        """Those of checkpoints, the newest last; whatever else lies here is not ours."""
+        found = [
+            path
+            for path in self.folder.glob("state-*.ckpt")
+            if CHECKPOINT_NAME.fullmatch(path.name) and path.is_file()
+        ]
+        return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
+
     def _numbers(self) -> list[int]:
-        return [int(path.stem.split("-")[1]) for path in self.folder.glob("*-*.ckpt")] or [0]
+        found = (
+            re.match(r"(?:state|warm|own)-([0-9]{8,18})[-.]", path.name)
+            for path in self.folder.glob("*.ckpt")
+        )
+        return [int(one[1]) for one in found if one] or [0]
 
     def _prune(self) -> None:
         """Keep the last manifests and the segments that they name."""
-        manifests = sorted(self.folder.glob("state-*.ckpt"))
+        for path in self._manifests()[:-_KEPT]:
+            remove(path, within=self.folder.parent)
+        self._remove_orphans()
+
+    def _remove_orphans(self) -> None:
+        """Delete the files that no checkpoint names, such as those of one whose writing was cut off."""
         needed: set[str] = set()
-        for path in manifests[-_KEPT:]:
+        for path in self._manifests():
             try:
-                manifest = read_checked(path)
-                needed |= {name for name, _ in manifest["segments"]}
-                needed |= {name for name in manifest.get("own", []) if isinstance(name, str)}
+                manifest = self._read_manifest(path)
             except DamagedCheckpoint:
                 continue
-        for path in manifests[:-_KEPT]:
-            path.unlink(missing_ok=True)
-        for kind in ("warm", "own"):
-            for path in self.folder.glob(f"{kind}-*.ckpt"):
-                if path.name not in needed:
-                    path.unlink(missing_ok=True)
+            needed |= {name for name, _ in manifest["segments"]}
+            needed |= {name for name in manifest.get("own", []) if isinstance(name, str)}
+        for path in self.folder.iterdir():
+            if _PART.fullmatch(path.name) and path.name not in needed and not path.is_dir():
+                remove(path, within=self.folder.parent)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bltoolbox.comparison import Axis, Comparison, Curve, Group, band
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.files import write_bytes
+from bltoolbox.output_names import refuse_unusable_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -209,6 +210,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 def check_targets(paths: Iterable[Path], force: bool) -> None:
     """Refuse what could not be written or would be lost, before any work is done."""
     for path in paths:
+        refuse_unusable_name(path)
         if path.suffix[1:].lower() not in FORMATS:
             raise UsageError(f"{path}: a figure is a .png, .svg or .pdf file")
         if path.is_dir():

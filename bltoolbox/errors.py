@@ -10,6 +10,8 @@ class BltError(Exception):
     """The run failed (exit code 1)."""
 
     exit_code = 1
+    #: Whether another rank reports it.
+    told = False
 
 
 class NumericalError(BltError):

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from bltoolbox.baseline import tune
-from bltoolbox.errors import BudgetExhausted, NumericalError
+from bltoolbox.errors import BudgetExhausted, NumericalError, explain
 from bltoolbox.evaluation import Evaluation, evaluate
 from bltoolbox.interfaces import Sampler, Theta, UpperOptimizer
 from bltoolbox.listeners import Check, Keeper, Listener, RunResult
+from bltoolbox.misfits import check_state, refusing_misfits
 from bltoolbox.model import Model
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.problem import Problem
@@ -84,7 +85,8 @@ class Experiment:
         """
         run = _Run(self, [*listeners, *self.loggers], keeper)
         if content is not None:
-            run.restore(content, history)
+            with refusing_misfits("the checkpoint"):
+                run.restore(content, history)
         return run.run()
 
 
@@ -129,7 +131,7 @@ class _Run:
             self._checkpoint()
             result = self._result(seconds)
         except BaseException as error:
-            reason = f"failed: {error}" if isinstance(error, Exception) else "interrupted"
+            reason = f"failed: {explain(error)}" if isinstance(error, Exception) else "interrupted"
             together = self.ranks.all_failed(error)
             # On a full disk, or when a rank is gone, the checkpoints before this one have to do.
             with contextlib.suppress(OSError, RankFailed, RankLost):
@@ -169,6 +171,7 @@ class _Run:
 
     def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
         """Be where ``snapshot`` was taken. A run that ended because its budget was spent goes on if it has grown."""
+        check_state(content, self.experiment, self.state)
         self.resumed = True
         device = self.experiment.train.device
         self.theta = _on(device, content["theta"])

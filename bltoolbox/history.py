@@ -6,19 +6,27 @@ the images that are not trained on. What cannot be read is left out and said so 
 
 from __future__ import annotations
 
-import fcntl
-import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from bltoolbox.errors import UsageError
-from bltoolbox.reading import LOG, RECIPE, FileRefused, open_file, parse_json, read_end, read_json, read_text
+from bltoolbox.layout import is_component
+from bltoolbox.locks import LOCK_FILE, is_locked
+from bltoolbox.reading import LOG, RECIPE, FileRefused, parse_json, read_end, read_json, read_text
 from bltoolbox.yaml_text import Spot, parse
 
 RECIPE_FILE = "resolved.yaml"
 SWEEP_FILE = "sweep.json"
+#: What a sweep keeps besides its cells.
+SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
+
+#: The name of a checkpoint, and its number.
+CHECKPOINT_NAME = re.compile(r"state-([0-9]{8,18})\.ckpt")
+#: No run writes numbers beyond this, and axes cannot be drawn for them.
+LARGEST = 1e100
 
 #: Which images a PSNR is of, and what people call them.
 Images = Literal["evaluation", "validation"]
@@ -155,16 +163,12 @@ def is_run(path: Path) -> bool:
     return (path / RECIPE_FILE).is_file()
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process is writing to a run directory."""
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run directory has something to resume from."""
     try:
-        with open_file(path / "lock", follow=False) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, FileRefused):
+        return any(CHECKPOINT_NAME.fullmatch(one.name) for one in (path / "checkpoints").iterdir())
+    except OSError:
         return False
-    return False
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
@@ -204,7 +208,18 @@ def _cells(path: Path) -> Iterator[Path]:
         names = [str(cell["name"]) for cell in cells]
     except (OSError, ValueError, KeyError, TypeError):  # damaged: every run in it
         names = sorted(one.name for one in path.iterdir() if is_run(one))
+    refuse_paths(path / SWEEP_FILE, names)
     yield from (path / name for name in names)
+
+
+def refuse_paths(file: Path, names: Iterable[str]) -> None:
+    """The cells of a sweep lie in its directory: their names are no paths."""
+    for name in names:
+        if not is_component(name) or name.casefold() in SWEEP_NAMES:
+            raise UsageError(
+                f"{file} names a cell {name!r}, which is not the name of a folder in the sweep; correct the"
+                " file or do without this sweep"
+            )
 
 
 def read_lines(path: Path, notes: list[str], *, required: bool = True) -> list[dict[str, Any]]:
@@ -315,10 +330,10 @@ def read_recipe(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """A number that a figure can show, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        return float(value) if math.isfinite(value) else None
+        return float(value) if abs(value) < LARGEST else None
     except OverflowError:
         return None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
@@ -21,8 +23,11 @@ from types import FrameType
 
 from bltoolbox.errors import UsageError
 
-#: Where the ranks find each other, and the pipe that ends with the launcher.
-RENDEZVOUS, LIFELINE = "BLT_RENDEZVOUS", "BLT_LIFELINE"
+#: Where the ranks find each other, the pipe that ends with the launcher, and how long ranks wait for each other.
+RENDEZVOUS, LIFELINE, TIMEOUT = "BLT_RENDEZVOUS", "BLT_LIFELINE", "BLT_RANK_TIMEOUT"
+_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+#: Seconds of the latter unless it is set, and at most.
+_WAIT, _LONGEST_WAIT = 1800.0, 1e7
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PAUSE = 0.05
 #: What a container may use: microseconds of processor time in each period of so many.
@@ -52,9 +57,42 @@ class Place:
             rank, size, local, restarts = (int(environment.get(name, "0")) for name in names)
         except ValueError as error:
             raise UsageError(f"{', '.join(names)} must be numbers, as torchrun sets them: {error}") from error
-        if not 0 <= rank < size:
-            raise UsageError(f"RANK={rank} is not one of WORLD_SIZE={size} ranks")
+        if not 0 <= rank < size or local < 0 or restarts < 0:
+            raise UsageError(f"RANK={rank}, LOCAL_RANK={local} is not one of WORLD_SIZE={size} ranks")
         return cls(rank, size, local, restarts)
+
+
+def invocation(environment: Mapping[str, str] = os.environ) -> str:
+    """What the restarts by one torchrun have in common, and no other run: its id, or the process it is."""
+    named = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if named != "none":  # what torchrun sets unless it is told or invents one
+        return f"torchrun {named}"
+    parent = os.getppid()
+    try:  # when it was started, as numbers of processes come again
+        since = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        since = ""
+    return f"{platform.node()} {parent} {since}".rstrip()
+
+
+def rank_timeout(environment: Mapping[str, str] = os.environ) -> float:
+    """Seconds that ranks wait for each other."""
+    text = environment.get(TIMEOUT) or str(_WAIT)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _LONGEST_WAIT:
+        raise UsageError(f"{TIMEOUT}={text!r} is not a number of seconds between 0 and {_LONGEST_WAIT:g}")
+    return seconds
+
+
+def may_restart(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun starts these processes again if one fails."""
+    text = environment.get(_RESTARTS) or "0"
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise UsageError(f"{_RESTARTS}={text!r} is not a whole number, as torchrun sets it")
+    return int(text) > 0
 
 
 class Launcher:

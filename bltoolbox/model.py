@@ -147,7 +147,8 @@ class Model:
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
         """From a run directory, a θ file or the name of a shipped model (``blt models``)."""
-        from bltoolbox.assemble import pick_device
+        from bltoolbox.assemble import DTYPES, pick_device
+        from bltoolbox.misfits import refuse_unfit_theta, refusing_misfits
         from bltoolbox.recipe import recipe_from_dict
         from bltoolbox.registry import load_registry
 
@@ -166,8 +167,14 @@ class Model:
             recipe.constraint,
             recipe.strong_convexity,
         )
+        with refusing_misfits(str(source)):
+            theta = upgraded(theta, problem.regularizer)
+        refuse_unfit_theta(str(source), theta, problem, recipe.color == "gray")
         place = pick_device(device)
-        theta = {name: value.to(place) for name, value in upgraded(theta, problem.regularizer).items()}
+        kinds = {value.dtype for value in theta.values()}
+        # Torch computes with one precision at a time, and on a CPU hardly with half of it.
+        kind = kinds.pop() if kinds in ({torch.float32}, {torch.float64}) else DTYPES[recipe.dtype]
+        theta = {name: value.to(place, kind) for name, value in theta.items()}
         return cls(problem, recipe.lower_solver.build(registry), theta, recipe)
 
 
@@ -205,7 +212,17 @@ def encode(theta: Theta, recipe: Recipe) -> bytes:
     # Who listened to the training is nothing that a model needs.
     settings = {key: value for key, value in recipe.to_dict().items() if key != "loggers"}
     metadata = {"bltoolbox": bltoolbox.__version__, "recipe": json.dumps(settings)}
-    return save(tensors, metadata)
+    return _in_order(save(tensors, metadata))
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same safetensors file with its metadata sorted: the library writes them in an order that is random."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def read_theta(source: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bltoolbox.errors import UsageError
 from bltoolbox.images import SUFFIXES
+from bltoolbox.output_names import refuse_unusable_name
 from bltoolbox.pictures import FORMATS, is_picture
 
 #: What the name of a result ends with.
@@ -79,6 +80,7 @@ def _target(out: str | None, count: int) -> Path | None:
     if out is None:
         return None
     path = Path(out).expanduser()
+    refuse_unusable_name(path)
     if os.path.isdir(path) or out.endswith(("/", os.sep)):
         return path
     suffix = path.suffix.lower()

@@ -27,9 +27,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous as find
 
-from bltoolbox.errors import BltError, NumericalError
+from bltoolbox.errors import BltError, NumericalError, explain
 from bltoolbox.interrupts import Interrupted
-from bltoolbox.launch import LIFELINE, RENDEZVOUS, Place
+from bltoolbox.launch import LIFELINE, RENDEZVOUS, Place, rank_timeout
 
 #: Where a rank is that has given up.
 _FAILED = "failed"
@@ -37,14 +37,15 @@ _FAILED = "failed"
 _MESSAGE = 4096
 #: Numbers that are added at once: what bounds the memory of a sum.
 _SLICE = 1 << 20
-#: Seconds that ranks wait for each other, unless BLT_RANK_TIMEOUT says otherwise.
-_TIMEOUT = 1800.0
 #: Seconds after which whoever has greeted rank 0 asks whether it is still the same.
 _ANSWER = 2.0
 
 
 class RankFailed(BltError):
     """Another rank met an error; it has its exit code."""
+
+    #: All ranks know of it, so that one of them reports it.
+    told = True
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -105,7 +106,7 @@ class Group(Ranks):
         self._now = 0.0
         #: CUDA tensors travel by NCCL, everything else by Gloo.
         self._cuda = torch.cuda.is_available() and dist.is_nccl_available()
-        limit = timedelta(seconds=float(os.environ.get("BLT_RANK_TIMEOUT", _TIMEOUT)))
+        limit = timedelta(seconds=rank_timeout())
         try:
             store, _, _ = next(find(rendezvous, self.rank, self.size, timeout=limit))
             store.set_timeout(limit)
@@ -289,8 +290,8 @@ def _attempt(store: Any, rank: int, size: int) -> str:
 
 def _follow_launcher() -> None:
     """Stop, with a checkpoint, when the process that started this one is gone."""
-    line = os.environ.get(LIFELINE)
-    if line is None:
+    line = os.environ.get(LIFELINE, "")
+    if not re.fullmatch("[0-9]{1,9}", line):
         return
 
     def watch() -> None:
@@ -303,10 +304,8 @@ def _follow_launcher() -> None:
 
 def _describe(error: BaseException) -> dict[str, Any]:
     """What other ranks need to know of an error."""
-    stop = isinstance(error, Interrupted)
-    known = isinstance(error, BltError) or stop
     return {
-        "message": str(error) if known else f"{type(error).__name__}: {error}",
+        "message": "interrupted" if isinstance(error, Interrupted) else explain(error),
         "numerical": isinstance(error, NumericalError),
         "signal": error.exit_code - 128 if isinstance(error, Interrupted) else None,
         "code": error.exit_code if isinstance(error, BltError) else 1,

@@ -81,10 +81,9 @@ def scalar(text: str) -> Any:
         return CONSTANTS[text]
     if INT.fullmatch(text):
         return int(text) if len(text) <= MAX_DIGITS else text
-    if re.fullmatch(r"0o[0-7]+", text):
-        return int(text[2:], 8)
-    if re.fullmatch(r"0x[0-9a-fA-F]+", text):
-        return int(text[2:], 16)
+    for form, base in ((r"0o[0-7]+", 8), (r"0x[0-9a-fA-F]+", 16)):
+        if re.fullmatch(form, text):
+            return int(text[2:], base) if len(text) <= MAX_DIGITS else text
     return float(text) if FLOAT.fullmatch(text) else text
 
 

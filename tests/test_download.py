@@ -45,6 +45,9 @@ class Server(ThreadingHTTPServer):
         self.content = CONTENT
         self.ranges = True
         self.lengths = True
+        #: A false Content-Length, and a false Content-Range, which makes every answer a piece.
+        self.length: str | None = None
+        self.span: str | None = None
         self.status = 200
         #: Bytes sent by each connection before it is closed; all when there is no entry left.
         self.cuts: list[int] = []
@@ -69,12 +72,14 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(416)
             return
         body = server.content[first:]
-        self.send_response(206 if first else 200)
-        if first:
+        self.send_response(206 if first or server.span else 200)
+        if server.span:
+            self.send_header("Content-Range", server.span)
+        elif first:
             total = len(server.content)
             self.send_header("Content-Range", f"bytes {first}-{total - 1}/{total}")
         if server.lengths:
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", server.length or str(len(body)))
         self.end_headers()
         self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
 
@@ -234,3 +239,36 @@ def test_two_at_a_time_fetch_once(server: Server, tmp_path: Path) -> None:
         thread.join()
     assert complete(tmp_path)
     assert server.asked == [None]
+
+
+@pytest.mark.parametrize("length", ["abc", "-5", "1e3", "9" * 5000, "²"])
+def test_a_length_that_is_none_is_of_no_consequence(length: str, server: Server, tmp_path: Path) -> None:
+    server.length = length.encode("utf-8").decode("latin-1")
+    get(server, tmp_path)
+    assert complete(tmp_path)
+
+
+@pytest.mark.parametrize("length", ["7", str(10 * len(CONTENT))])
+def test_a_false_length_never_passes_for_the_file(length: str, server: Server, tmp_path: Path) -> None:
+    server.length = length
+    try:
+        get(server, tmp_path)
+    except MissingError:
+        assert not (tmp_path / "set").exists()
+    else:
+        assert complete(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "span", ["bytes 500-999/1000", "bytes */1000", "bytes ²-5/9", "pages 1-2", "bytes " + "9" * 5000]
+)
+@pytest.mark.parametrize("begun", [0, 400])
+def test_a_piece_that_nobody_asked_for_is_refused_in_a_sentence(
+    span: str, begun: int, server: Server, tmp_path: Path
+) -> None:
+    if begun:
+        (tmp_path / "set.tar.gz.part").write_bytes(CONTENT[:begun])
+    server.span = span.encode("utf-8").decode("latin-1")
+    with pytest.raises(MissingError, match="another piece of the file than was asked for"):
+        get(server, tmp_path)
+    assert not (tmp_path / "set").exists()

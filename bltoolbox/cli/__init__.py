@@ -7,6 +7,8 @@ Commands raise; this file alone turns an error into one line on stderr and an ex
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,10 +33,13 @@ from bltoolbox.cli import (
     sweep,
     watch,
 )
-from bltoolbox.cli.common import Debug, debugging, say
+from bltoolbox.cli.common import Debug, debugging, say, show
 from bltoolbox.cli.streams import CLOSED, OutputFailed
 from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
 from bltoolbox.interrupts import Interrupted
+
+#: Characters of a file name in a message.
+_LONGEST = 200
 
 app = typer.Typer(
     name="blt",
@@ -50,7 +55,7 @@ def _version(value: bool) -> None:
     if value:
         from bltoolbox import __version__
 
-        typer.echo(f"bltoolbox {__version__}")
+        show(f"bltoolbox {__version__}")
         raise typer.Exit
 
 
@@ -104,15 +109,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _report(error: Exception) -> int:
     if debugging():
-        say("".join(traceback.format_exception(error)).rstrip())
+        say("".join(traceback.format_exception(error)).rstrip(), lines=True)
     if isinstance(error, OutputFailed) and error.exit_code == CLOSED:
         return CLOSED
     if isinstance(error, BltError):
-        say(str(error) if isinstance(error, RecipeError) else f"error: {error}")
+        say(str(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
         return error.exit_code
+    if isinstance(error, OSError) and error.filename is not None and not is_out_of_memory(error):
+        say(f"error: cannot use {_shown(error.filename)}: {error.strerror or error}")
+        return 2 if error.errno == errno.ENAMETOOLONG else 1
     hint = "" if debugging() or is_out_of_memory(error) else " (unexpected; --debug shows where)"
     say(f"error: {explain(error)}{hint}")
     return 1
+
+
+def _shown(name: object) -> str:
+    text = os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else str(name)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _flush(code: int) -> int:

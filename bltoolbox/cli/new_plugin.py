@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, open_registry, say
+from bltoolbox.cli.common import Debug, open_registry, say, show
 from bltoolbox.cli.completion import complete_kind
 from bltoolbox.errors import UsageError
 from bltoolbox.hookspecs import KINDS
+from bltoolbox.output_names import refuse_unusable_name
 
 
 def register(app: typer.Typer) -> None:
@@ -40,10 +41,11 @@ def new_plugin(
     from bltoolbox.scaffold import new_plugin as write
 
     target = out or Path(name)
+    refuse_unusable_name(target)
     try:
         files = write(name, kind or [], target, open_registry(None, warn=False))
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
     for file in files:
-        typer.echo(str(file))
+        show(str(file))
     say(f"next: pip install -e {target}, then blt check {name}, then blt run {target / 'recipe.yaml'}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import typer
 
 from bltoolbox.cli.common import debugging, say
-from bltoolbox.errors import BltError, UsageError
-from bltoolbox.history import RECIPE_FILE, is_run
-from bltoolbox.launch import Launcher, Place
+from bltoolbox.errors import BltError, UsageError, explain
+from bltoolbox.history import RECIPE_FILE, has_checkpoint, is_run
+from bltoolbox.launch import Launcher, Place, invocation, may_restart, rank_timeout
+from bltoolbox.layout import Manifest
 from bltoolbox.reading import RECIPE, read_text
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def to_launch(nproc: int | None) -> bool:
     """Whether this process starts others, rather than doing the work."""
     if nproc is not None and Place.here().size > 1:
         raise UsageError(f"this is already one of {Place.here().size} processes; leave --nproc out")
+    rank_timeout()
     return nproc is not None and nproc > 1
 
 
@@ -42,13 +43,7 @@ def launch(words: Sequence[str], count: int | None, directory: Path) -> NoReturn
             for rank, name in killed.items()
         )
         hint = " (out of memory?)" if "SIGKILL" in killed.values() else ""
-        has_one = any((directory / "checkpoints").glob("state-*.ckpt"))
-        onwards = (
-            f"go on from the last checkpoint with: {resume_command(directory, count or 1)}"
-            if has_one
-            else "there is no checkpoint yet: run it anew, with --overwrite"
-        )
-        say(f"error: {said}{hint}; the run stopped; {onwards}")
+        say(f"error: {said}{hint}; the run stopped; {next_command(directory, count or 1)}")
     raise typer.Exit(code)
 
 
@@ -66,6 +61,15 @@ def resume_command(path: Path, size: int) -> str:
     return f"blt resume {shlex.quote(str(path))}" + (f" --nproc {size}" if size > 1 else "")
 
 
+def next_command(path: Path, size: int) -> str:
+    """What to do after a run that stopped."""
+    if has_checkpoint(path):
+        return f"continue from the last checkpoint with: {resume_command(path, size)}"
+    return "there is no checkpoint to resume from: start the run again" + (
+        " with --overwrite" if path.exists() else ""
+    )
+
+
 @contextlib.contextmanager
 def speaking_for_all() -> Iterator[None]:
     """Rank 0 says what went wrong; another rank only what rank 0 cannot know."""
@@ -76,8 +80,18 @@ def speaking_for_all() -> Iterator[None]:
         if place.rank == 0 or isinstance(error, typer.Exit):
             raise
         if debugging() or not getattr(error, "told", False):
-            say(f"rank {place.rank}: error: {error}")
+            say(f"rank {place.rank}: error: {explain(error)}", lines=True)
         raise typer.Exit(error.exit_code if isinstance(error, BltError) else 1) from error
+
+
+@contextlib.contextmanager
+def alike() -> Iterator[None]:
+    """What fails here fails alike for all ranks of a machine: the first of them reports it."""
+    try:
+        yield
+    except BltError as error:
+        error.told = Place.here().local > 0
+        raise
 
 
 def once(ranks: Ranks, at: str, work: Callable[[], T]) -> T:
@@ -93,20 +107,20 @@ def once(ranks: Ranks, at: str, work: Callable[[], T]) -> T:
 
 def left_by_us(path: Path, recipe: Recipe) -> bool:
     """Whether torchrun has started these processes again, and a directory holds what they did before."""
-    if Place.here().restarts == 0 or not is_run(path):
+    if Place.here().restarts == 0 or not is_run(path) or Manifest(path).started_by != invocation():
         return False
-    return read_text(path / RECIPE_FILE, RECIPE, follow=False) == recipe.to_yaml()
+    return read_text(path / RECIPE_FILE, RECIPE, follow=False, errors="replace") == recipe.to_yaml()
 
 
 def was_restarted(ranks: Ranks, path: Path, recipe: Recipe) -> bool:
     """Whether there is something of ours to go on from."""
     if Place.here().restarts == 0:
         return False
-    usable = left_by_us(path, recipe) and any((path / "checkpoints").glob("state-*.ckpt"))
+    usable = left_by_us(path, recipe) and has_checkpoint(path)
     return bool(ranks.gather("restarted", usable)[0])
 
 
 def refuse_nameless(out: Path | None) -> None:
     """A run that torchrun may start again must know where it was."""
-    if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") or 0) > 0:
+    if out is None and may_restart():
         raise UsageError("give a run directory with -o, so that a restart by torchrun finds what was there")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Plugins, open_registry, say
+from bltoolbox.cli.common import Debug, Plugins, open_registry, say, show
 
 
 def register(app: typer.Typer) -> None:
@@ -38,15 +38,18 @@ def schema(
     (whether components fit together) blt validate does.
     """
     from bltoolbox.files import write_bytes
+    from bltoolbox.output_names import refuse_unusable_name
     from bltoolbox.schema import dump_schema, recipe_schema
 
+    if out is not None:
+        refuse_unusable_name(out)
     found, troubles = recipe_schema(open_registry(plugin))
     for trouble in troubles:
         say(f"warning: left out: {trouble}")
     text = dump_schema(found)
     if out is None:
-        typer.echo(text, nl=False)
+        show(text, nl=False, lines=True)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, text.encode())
-    typer.echo(str(out))
+    show(str(out), lines=True)

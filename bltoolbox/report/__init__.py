@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.files import write_text
 from bltoolbox.history import RunHistory, expand
+from bltoolbox.output_names import refuse_unusable_name
 
 if TYPE_CHECKING:
     from bltoolbox.listeners import RunResult
@@ -37,6 +38,7 @@ def write_report(
     from bltoolbox.report.html import build_page
     from bltoolbox.report.pictures import Pictures, collect
 
+    refuse_unusable_name(out)
     if out.exists() and not force:
         raise UsageError(f"{out} exists; choose another file with -o or add --force")
     paths, missing = expand(directories)

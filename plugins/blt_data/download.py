@@ -9,10 +9,10 @@ what to do.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import ssl
 import sys
@@ -27,6 +27,8 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from bltoolbox.errors import BltError, MissingError
+from bltoolbox.files import open_regular
+from bltoolbox.locks import acquire
 from bltoolbox.reading import DOWNLOAD, open_file
 
 _BLOCK = 2**18
@@ -121,11 +123,11 @@ def _append(url: str, part: Path) -> bool:
     with response:
         # 200 means that the server sends all of it from the beginning.
         begun = begun if response.status == 206 and _starts_at(response) == begun else 0
-        left = response.headers.get("Content-Length")
-        total = None if left is None else begun + int(left)
+        left = _whole_number(response.headers.get("Content-Length"))
+        total = None if left is None else begun + left
         if response.status == 206 and not begun:
-            part.unlink()  # it sends another piece than was asked for
-            return False
+            part.unlink(missing_ok=True)
+            raise http.client.HTTPException("the server sends another piece of the file than was asked for")
         with part.open("r+b" if begun else "wb") as file, _Progress(url, begun, total) as progress:
             file.seek(begun)
             while block := response.read(_BLOCK):
@@ -138,8 +140,12 @@ def _append(url: str, part: Path) -> bool:
 def _starts_at(response: Any) -> int | None:
     """Of ``Content-Range: bytes 500-999/1000``, the 500."""
     unit, _, span = (response.headers.get("Content-Range") or "").partition(" ")
-    first = span.partition("-")[0]
-    return int(first) if unit == "bytes" and first.isdigit() else None
+    return _whole_number(span.partition("-")[0]) if unit == "bytes" else None
+
+
+def _whole_number(text: str | None) -> int | None:
+    """Of a header; None where a server sends something else, as the MD5 sum tells whether all is well."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text.strip()) else None
 
 
 def _begun(part: Path) -> int:
@@ -168,12 +174,10 @@ def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _only_me(lock: Path) -> Iterator[None]:
     """Two runs that need the same files do not download them twice."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with open_regular(lock, os.O_RDWR | os.O_CREAT, within=lock.parent) as file:
+        if not acquire(file, lock.parent):
             print(f"waiting for another process that downloads into {lock.parent}", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            acquire(file, lock.parent, wait=True)
         yield
 
 

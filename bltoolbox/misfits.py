@@ -1,0 +1,113 @@
+"""State that is whole but does not fit: of another recipe, or of another version of a component.
+
+A θ file or a checkpoint may have the right checksum and the wrong content. What can be compared is compared before it
+is used; whatever remains is refused in one sentence when it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.errors import BltError, explain
+from bltoolbox.interfaces import Theta
+from bltoolbox.problem import Problem, join
+from bltoolbox.results import Cost
+
+if TYPE_CHECKING:
+    from bltoolbox.experiment import Experiment
+    from bltoolbox.store import Store
+
+#: Channels that a θ may be for, the usual ones first.
+_CHANNELS = (3, 1, 2, 4, *range(5, 65))
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@contextlib.contextmanager
+def refusing_misfits(where: str) -> Iterator[None]:
+    """Turn what code trips over in the state of another recipe or version into one sentence."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error) if type(error) is ValueError else explain(error)
+        raise BltError(
+            f"{where} does not fit this recipe or this version of its components ({reason}); start a new run"
+        ) from error
+
+
+def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: Mapping[str, Any]) -> None:
+    """Raise ValueError if a checkpoint has not what a run goes on from; ``optimizer`` is the state of a fresh one."""
+    for key, expected in (("optimizer", optimizer), ("sampler", experiment.sampler_state)):
+        if lacking := sorted(set(expected) - set(content[key])):
+            raise ValueError(f"the state of the {key} has no {', '.join(lacking)}")
+    if unknown := sorted(set(content["cost"]) - {one.name for one in fields(Cost)}):
+        raise ValueError(f"the cost has an unknown entry {unknown[0]}")
+    for key in ("theta", "before"):
+        check_theta(content[key], experiment.theta)
+        for name, value in content[key].items():
+            if value.dtype != experiment.theta[name].dtype:
+                raise ValueError(f"{name} is {value.dtype}, not {experiment.theta[name].dtype}")
+    for key in (
+        "steps",
+        "seconds",
+        "checking",
+        "checks",
+        "checked_at",
+        "since_best",
+        "failures",
+        "recoveries",
+    ):
+        if not isinstance(content[key], int | float):
+            raise ValueError(f"{key} is not a number")
+    if not isinstance(content["ended"], str | None):
+        raise ValueError("the reason why the run ended is not a text")
+    for store in (experiment.oracle.solutions, experiment.oracle.adjoints):
+        _check_rows(store, tuple(experiment.train.shape))
+
+
+def check_theta(theta: Mapping[str, Any], expected: Theta) -> None:
+    """Raise ValueError if tensors have other names or shapes than expected, or hold no real numbers."""
+    if other := sorted(set(theta) ^ set(expected)):
+        there = "has an unknown tensor" if other[0] in theta else "lacks the tensor"
+        raise ValueError(f"θ {there} {other[0]}")
+    for name, value in theta.items():
+        if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
+            raise ValueError(f"{name} of θ does not hold real numbers")
+        if value.shape != expected[name].shape:
+            raise ValueError(f"{name} of θ has shape {list(value.shape)}, not {list(expected[name].shape)}")
+
+
+def refuse_unfit_theta(source: str, theta: Theta, problem: Problem, gray: bool) -> None:
+    """Refuse a θ file whose tensors are not those of its recipe, for images of any number of channels."""
+    wanted = {name.partition(".")[0] for name in theta}
+    trouble: ValueError | None = None
+    for channels in (1,) if gray else _CHANNELS:
+        generator = torch.Generator().manual_seed(0)
+        try:
+            expected = join(
+                regularizer=problem.regularizer.init_params(channels, generator),
+                # Without parameters, a learned operator is the true one.
+                operator=problem.operator.init_params(channels, generator) if "operator" in wanted else {},
+            )
+        except ValueError:  # not for so many channels
+            continue
+        try:
+            check_theta(theta, expected)
+        except ValueError as error:
+            trouble = trouble or error
+        else:
+            return
+    if trouble is not None:
+        raise BltError(
+            f"{source}: {trouble}, so it does not fit its recipe; train it again, or get the file again"
+        )
+
+
+def _check_rows(store: Store, shape: tuple[int, ...]) -> None:
+    if store.rows is not None and tuple(store.rows.shape[1:]) != shape:
+        raise ValueError(f"warm starts have shape {list(store.rows.shape[1:])}, not {list(shape)}")
