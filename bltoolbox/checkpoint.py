@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.errors import BltError
-from bltoolbox.files import write_bytes
+from bltoolbox.files import remove, write_bytes
 from bltoolbox.payload import PayloadError, check_payload
 from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.reading import CHECKPOINT, FileRefused, file_size, open_file
@@ -44,13 +44,13 @@ class DamagedCheckpoint(BltError):
     """A checkpoint is truncated, altered or not one at all."""
 
 
-def write_checked(path: Path, content: Mapping[str, Any]) -> None:
+def write_checked(path: Path, content: Mapping[str, Any], within: Path | None = None) -> None:
     """Write ``content`` (tensors and plain data) with its checksum, atomically."""
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
     payload = buffer.getvalue()
     digest = hashlib.sha256(payload).hexdigest().encode()
-    write_bytes(path, MAGIC + digest + b"\n" + payload)
+    write_bytes(path, MAGIC + digest + b"\n" + payload, within)
 
 
 def read_checked(path: Path) -> dict[str, Any]:
@@ -140,10 +140,10 @@ class Checkpoints:
             written: dict[str, Any] = {"segments": []}
             for part, (parts, count) in enumerate(_segments(changed)):
                 written["segments"].append([self._name("warm", number, f"-p{part}"), count])
-                write_checked(self.folder / written["segments"][-1][0], parts)
+                self._write(written["segments"][-1][0], parts)
             if own and ranks.size > 1:
                 written["own"] = self._name("own", number)
-                write_checked(self.folder / written["own"], {"own": own})
+                self._write(written["own"], {"own": own})
             return written
 
         written = ranks.each("checkpoint, segments", write_own)
@@ -154,8 +154,8 @@ class Checkpoints:
             "own": [own] if ranks.size == 1 else [one["own"] for one in written if "own" in one],
             "content": rest,
         }
-        path = self.folder / f"state-{number:08d}.ckpt"
-        ranks.each("checkpoint, manifest", lambda: write_checked(path, manifest) if ranks.first else None)
+        name = f"state-{number:08d}.ckpt"
+        ranks.each("checkpoint, manifest", lambda: self._write(name, manifest) if ranks.first else None)
         self.number, self.segments = number, segments
         for store in self.stores.values():
             store.settle()
@@ -207,6 +207,9 @@ class Checkpoints:
             + (f": {'; '.join(passed)}" if passed else "; run it anew")
         )
 
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        write_checked(self.folder / name, content, within=self.folder.parent)
+
     def _name(self, kind: str, number: int, part: str = "") -> str:
         """Of a file that this rank writes."""
         writer = f"-{self.ranks.rank}of{self.ranks.size}" if self.ranks.size > 1 else ""
@@ -243,8 +246,8 @@ class Checkpoints:
             except DamagedCheckpoint:
                 continue
         for path in manifests[:-_KEPT]:
-            path.unlink(missing_ok=True)
+            remove(path, within=self.folder.parent)
         for kind in ("warm", "own"):
             for path in self.folder.glob(f"{kind}-*.ckpt"):
                 if path.name not in needed:
-                    path.unlink(missing_ok=True)
+                    remove(path, within=self.folder.parent)

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import bltoolbox
+from bltoolbox.errors import BltError
 from bltoolbox.launch import processors
+from bltoolbox.locks import NO_LOCK, acquire
 from bltoolbox.registry import Registry
 from bltoolbox.signature_cache import cache_folder
 
@@ -66,6 +68,7 @@ def examine(registry: Registry) -> Iterator[Finding]:
         "plugins": lambda: _plugins(registry),
         "pictures": _codecs,
         "folders": _folders,
+        "locks": _locks,
         "variables": _variables,
         "processors": _processors,
         "memory": _memory,
@@ -220,6 +223,21 @@ def _writable(folder: Path) -> bool:
             file.write(b"0")
         return True
     return False
+
+
+def _locks() -> Iterator[Finding]:
+    """Whether two runs are kept from writing to one directory here."""
+    folder = _existing(Path.cwd())
+    if os.environ.get(NO_LOCK) == "1":
+        yield Finding(
+            "locks", Verdict.NOTE, f"{NO_LOCK}=1 does without them", "unset it where there are some"
+        )
+        return
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            acquire(file, folder)
+        except BltError as error:
+            yield Finding("locks", Verdict.NOTE, str(error))
 
 
 def _variables() -> Iterator[Finding]:

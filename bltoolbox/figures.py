@@ -28,7 +28,7 @@ def draw(result: RunResult, folder: Path) -> list[Path]:
         if figure is not None:
             buffer = io.BytesIO()
             figure.savefig(buffer, format="png", dpi=130, facecolor="white")
-            write_bytes(folder / name, buffer.getvalue())
+            write_bytes(folder / name, buffer.getvalue(), within=folder.parent)
             written.append(folder / name)
     return written
 

@@ -6,7 +6,6 @@ the images that are not trained on. What cannot be read is left out and said so 
 
 from __future__ import annotations
 
-import fcntl
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bltoolbox.errors import UsageError
-from bltoolbox.reading import LOG, RECIPE, FileRefused, open_file, parse_json, read_end, read_json, read_text
+from bltoolbox.layout import is_component
+from bltoolbox.locks import LOCK_FILE, is_locked
+from bltoolbox.reading import LOG, RECIPE, FileRefused, parse_json, read_end, read_json, read_text
 from bltoolbox.yaml_text import Spot, parse
 
 RECIPE_FILE = "resolved.yaml"
 SWEEP_FILE = "sweep.json"
+#: What a sweep keeps besides its cells.
+SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
 
 #: Which images a PSNR is of, and what people call them.
 Images = Literal["evaluation", "validation"]
@@ -155,18 +158,6 @@ def is_run(path: Path) -> bool:
     return (path / RECIPE_FILE).is_file()
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process is writing to a run directory."""
-    try:
-        with open_file(path / "lock", follow=False) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, FileRefused):
-        return False
-    return False
-
-
 def read_status(path: Path) -> dict[str, Any] | None:
     """What ``status.json`` says; None if there is none that can be read."""
     try:
@@ -204,7 +195,18 @@ def _cells(path: Path) -> Iterator[Path]:
         names = [str(cell["name"]) for cell in cells]
     except (OSError, ValueError, KeyError, TypeError):  # damaged: every run in it
         names = sorted(one.name for one in path.iterdir() if is_run(one))
+    refuse_paths(path / SWEEP_FILE, names)
     yield from (path / name for name in names)
+
+
+def refuse_paths(file: Path, names: Iterable[str]) -> None:
+    """The cells of a sweep lie in its directory: their names are no paths."""
+    for name in names:
+        if not is_component(name) or name.casefold() in SWEEP_NAMES:
+            raise UsageError(
+                f"{file} names a cell {name!r}, which is not the name of a folder in the sweep; correct the"
+                " file or do without this sweep"
+            )
 
 
 def read_lines(path: Path, notes: list[str], *, required: bool = True) -> list[dict[str, Any]]:

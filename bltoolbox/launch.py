@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -55,6 +56,19 @@ class Place:
         if not 0 <= rank < size:
             raise UsageError(f"RANK={rank} is not one of WORLD_SIZE={size} ranks")
         return cls(rank, size, local, restarts)
+
+
+def invocation(environment: Mapping[str, str] = os.environ) -> str:
+    """What the restarts by one torchrun have in common, and no other run: its id, or the process it is."""
+    named = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if named != "none":  # what torchrun sets unless it is told or invents one
+        return f"torchrun {named}"
+    parent = os.getppid()
+    try:  # when it was started, as numbers of processes come again
+        since = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        since = ""
+    return f"{platform.node()} {parent} {since}".rstrip()
 
 
 class Launcher:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import profiler
 
+from bltoolbox.files import write_bytes
 from bltoolbox.interfaces import Theta
 from bltoolbox.listeners import Listener, RunResult
 
@@ -43,5 +45,8 @@ class Profile(Listener):
     def _write(self) -> None:
         if self._recording is not None:
             self._recording.stop()
-            self._recording.export_chrome_trace(str(self.path))
+            with tempfile.TemporaryDirectory() as folder:
+                exported = Path(folder, TRACE_FILE)
+                self._recording.export_chrome_trace(str(exported))
+                write_bytes(self.path, exported.read_bytes(), within=self.path.parent)
             self._recording = None

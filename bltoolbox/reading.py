@@ -72,6 +72,8 @@ def quantity(size: int) -> str:
 
 
 def _half_of_memory() -> int:
+    if not hasattr(os, "sysconf"):  # Windows
+        return 2**33
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
@@ -143,7 +145,8 @@ _KINDS = {
 def open_file(path: Path | str, *, follow: bool = True) -> io.BufferedReader:
     """Open a regular file for reading. This never waits: a pipe without a writer is refused like any other one."""
     name = os.fspath(path)
-    more = os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    names = ("O_NONBLOCK", "O_NOCTTY", *(() if follow else ("O_NOFOLLOW",)))
+    more = sum(getattr(os, flag, 0) for flag in names)  # Windows has none of them
     try:
         file = open(name, "rb", opener=lambda name, flags: os.open(name, flags | more))  # noqa: SIM115
     except OSError as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bltoolbox
 from bltoolbox.errors import BltError, UsageError
+from bltoolbox.history import RECIPE_FILE, is_run
 from bltoolbox.reading import RECIPE, open_file, read_json, read_text
 from bltoolbox.recipe import Budget, Recipe, load_recipe
 
@@ -30,30 +32,44 @@ class Reopened:
     summary: dict[str, Any] | None
 
 
-def reopen(path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks | None = None) -> Reopened:
-    """Assemble the experiment of a run directory again."""
-    from bltoolbox.assemble import assemble
+@contextlib.contextmanager
+def reopen(
+    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks | None = None
+) -> Iterator[Reopened]:
+    """Assemble the experiment of a run directory again, which is locked from before its recipe is read."""
     from bltoolbox.ranks import ALONE
     from bltoolbox.run_dir import RunDirectory
 
     ranks = ranks or ALONE
+    directory = RunDirectory(path, ranks=ranks)
+    assembled: list[tuple[Experiment, dict[str, Any] | None]] = []
+    # Before the lock, which would leave a file in a folder that is something else.
+    ranks.each("run directory there", lambda: _refuse_other(path))
+    with directory.held():
+        ranks.each("reopening", lambda: assembled.append(_assemble(path, overrides, registry, ranks)))
+        yield Reopened(directory, *assembled[0])
 
-    resolved = path / "resolved.yaml"
-    if not resolved.is_file():
-        raise UsageError(f"{path} is not a run directory: it has no resolved.yaml")
+
+def _assemble(
+    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks
+) -> tuple[Experiment, dict[str, Any] | None]:
+    """The experiment, and its summary if nothing is left to do."""
+    from bltoolbox.assemble import assemble
+
+    resolved = path / RECIPE_FILE
     open_file(resolved, follow=False).close()  # refuses a link
     _refuse_newer(path)
     before = load_recipe(resolved, (), registry)
     recipe = load_recipe(resolved, overrides, registry)
     _only_budgets_grow(before, recipe)
     given = read_text(path / "recipe.yaml", RECIPE, follow=False)
-    recipe = replace(recipe, text=given, name=_environment(path).get("recipe") or path.resolve().parent.name)
-    directory = RunDirectory(path, overwrite=True, ranks=ranks)
+    name = str(_environment(path).get("recipe") or path.resolve().parent.name)
+    recipe = replace(recipe, text=given, name=name)
     summary = _summary(path) if recipe.budget == before.budget else None
     experiment = assemble(recipe, registry, ranks)
     if summary is None:
         _refuse_other_images(path, experiment)
-    return Reopened(directory, experiment, summary)
+    return experiment, summary
 
 
 def resume(
@@ -66,10 +82,17 @@ def resume(
     """Go on with the run in ``path``, on any number of ranks; only budgets may be overridden, and only grow."""
     from bltoolbox.registry import load_registry
 
-    reopened = reopen(Path(path), overrides, load_registry(), ranks)
-    if reopened.summary is not None:
-        raise UsageError(f"{path} is finished: {reopened.summary['status']}; let its budget grow to go on")
-    return reopened.directory.resume(reopened.experiment, listeners)
+    with reopen(Path(path), overrides, load_registry(), ranks) as reopened:
+        if reopened.summary is not None:
+            raise UsageError(
+                f"{path} is finished: {reopened.summary['status']}; let its budget grow to go on"
+            )
+        return reopened.directory.resume(reopened.experiment, listeners)
+
+
+def _refuse_other(path: Path) -> None:
+    if not is_run(path):
+        raise UsageError(f"{path} is not a run directory: it has no {RECIPE_FILE}")
 
 
 def _refuse_newer(path: Path) -> None:

@@ -8,15 +8,15 @@ run writes to it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -27,24 +27,25 @@ import bltoolbox
 from bltoolbox.checkpoint import Checkpoints
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.experiment import Experiment
-from bltoolbox.files import write_bytes, write_json, write_text
-from bltoolbox.history import is_run
+from bltoolbox.files import append_to, make_folder, remove, write_bytes, write_json, write_text
 from bltoolbox.interfaces import Theta
+from bltoolbox.launch import invocation
+from bltoolbox.layout import FILES, FOLDERS, LOGS, MANIFEST, Manifest, is_component
 from bltoolbox.listeners import Check, Listener, RunResult
+from bltoolbox.locks import LOCK_FILE, locked
 from bltoolbox.model import THETA_FILE, encode
+from bltoolbox.printable import printable
 from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.reading import LOG, parse_json, read_text
 from bltoolbox.report import REPORT_FILE
 
-_LOGS = ("metrics.jsonl", "timings.jsonl", "checks.jsonl", "log.txt")
-#: State to go on from, θ at each check, pictures.
-_FOLDERS = ("checkpoints", "thetas", "images")
 #: At most this share of the time goes into checkpoints, however often they are wanted.
 _SHARE = 0.05
 
 
 def fresh_directory(root: Path, name: str) -> Path:
     """``root/name/<time>``, not yet existing."""
+    name = name if is_component(name) else "recipe"
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     path = root / name / stamp
     for count in range(2, 1000):
@@ -59,42 +60,56 @@ class RunDirectory(Listener):
 
     def __init__(self, path: Path | str, *, overwrite: bool = False, ranks: Ranks = ALONE) -> None:
         self.path = Path(path)
+        self.overwrite = overwrite
         self.ranks = ranks
         self.logs: dict[str, IO[bytes]] = {}
-        if not ranks.first:
-            return
-        if self.path.is_file():
-            raise UsageError(f"{self.path} is a file; choose another run directory")
-        if self.path.is_dir() and any(self.path.iterdir()) and not overwrite:
-            raise UsageError(f"{self.path} is not empty; choose another run directory or add --overwrite")
+        #: What this run writes besides what every run does, e.g. the trace of a profiler.
+        self.extra_files: list[str] = []
 
     def run(self, experiment: Experiment, listeners: Sequence[Listener] = ()) -> RunResult:
         """Run an experiment from its beginning into this directory."""
-        recipe = experiment.recipe
+        with contextlib.ExitStack() as stack:
+            self.ranks.each("run directory", lambda: self._begin(stack, experiment))
+            with self._writing(resumable=True):
+                return self._go(experiment, listeners, None, {})
 
-        def prepare() -> None:
-            self._clear()
-            write_text(self.path / "recipe.yaml", recipe.text or recipe.to_yaml())
-            write_text(self.path / "resolved.yaml", recipe.to_yaml())
-
-        with self._taken(experiment, self._make, prepare):
-            return self._go(experiment, listeners, None, {})
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock a directory that holds a run, so that nobody changes what is read from it before it is resumed."""
+        with contextlib.ExitStack() as stack:
+            self.ranks.each("run directory", lambda: self._lock(stack))
+            yield
 
     def resume(self, experiment: Experiment, listeners: Sequence[Listener] = ()) -> RunResult:
-        """Take up a run where its newest whole checkpoint left it."""
-        with self._taken(experiment):
+        """Take up a run where its newest whole checkpoint left it. Call it while the directory is ``held``."""
+        with self._writing(resumable=True):
+            self._attach(experiment)
+            self.ranks.each("resuming", self._claim)
             content, passed = self.checkpoints.load()
             for sentence in passed if self.ranks.first else ():
                 for listener in listeners:
                     listener.phase(sentence)
-
-            def note() -> None:
-                if self.ranks.first:
-                    write_text(self.path / "resolved.yaml", experiment.recipe.to_yaml())
-
-            self.ranks.each("resuming", note)
             run = content["run"] | {"own": content["own"]}
             return self._go(experiment, listeners, run, content["lengths"])
+
+    def _begin(self, stack: contextlib.ExitStack, experiment: Experiment) -> None:
+        """Rank 0 makes the directory this run's own; nothing is deleted before it is clear that the run can start."""
+        self._attach(experiment)
+        if not self.ranks.first:
+            return
+        with self._writing():
+            self._refuse_foreign()  # before a lock is left in a folder that is somebody's
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._lock(stack)
+        with self._writing():
+            self._clear(self._refuse_foreign())
+            self._claim()
+            self._write_text("recipe.yaml", experiment.recipe.text or experiment.recipe.to_yaml())
+
+    def _attach(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        experiment.run_dir = self.path
+        self.checkpoints = Checkpoints(self.path / "checkpoints", experiment.oracle.stores, self.ranks)
 
     def _go(
         self,
@@ -129,8 +144,8 @@ class RunDirectory(Listener):
             self.every = max(self.experiment.recipe.checkpoint.every, spent * (1 - _SHARE) / _SHARE)
 
     def started(self, experiment: Experiment) -> None:
-        write_json(self.path / "env.json", environment(experiment))
-        write_json(self.path / "status.json", {"status": "running", "bltoolbox": bltoolbox.__version__})
+        self._write_json("env.json", environment(experiment))
+        self._write_json("status.json", {"status": "running", "bltoolbox": bltoolbox.__version__})
         self.log(
             f"started: {experiment.recipe.name}, {experiment.train.device},"
             f" {len(experiment.train)} training images"
@@ -153,18 +168,18 @@ class RunDirectory(Listener):
 
     def aborted(self, theta: Theta, reason: str) -> None:
         self._save_theta("checkpoints/last", theta)
-        write_json(self.path / "status.json", {"status": reason, "bltoolbox": bltoolbox.__version__})
+        self._write_json("status.json", {"status": reason, "bltoolbox": bltoolbox.__version__})
         self.log(reason)
 
     def finished(self, result: RunResult) -> None:
         from bltoolbox.figures import draw
 
         self._save_theta("checkpoints/last", result.last)
-        write_bytes(self.path / THETA_FILE, encode(result.theta, self.experiment.recipe))
+        self._save_theta(THETA_FILE.removesuffix(".safetensors"), result.theta)
         draw(result, self.path / "images")
         self.log(f"finished: {result.status}")
         summary = result.as_dict() | {"run_dir": str(self.path), "bltoolbox": bltoolbox.__version__}
-        write_json(self.path / "status.json", summary | {"finished": True})
+        self._write_json("status.json", summary | {"finished": True})
         self._report(result)
 
     def _report(self, result: RunResult) -> None:
@@ -179,91 +194,94 @@ class RunDirectory(Listener):
             self.log(sentence)
 
     def log(self, sentence: str) -> None:
-        self._append("log.txt", f"{time.perf_counter() - self.began:9.2f} s  {sentence}")
+        self._append("log.txt", f"{time.perf_counter() - self.began:9.2f} s  {printable(sentence)}")
 
     def _append(self, name: str, line: str) -> None:
         self.logs[name].write(line.encode() + b"\n")
         self.logs[name].flush()
 
-    def _make(self) -> None:
-        try:
-            for name in _FOLDERS:
-                (self.path / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BltError(f"cannot write to {self.path}: {error.strerror}") from error
+    def _refuse_foreign(self) -> list[Path]:
+        """What may be overwritten, as the run there wrote it; a directory that holds anything else is refused."""
+        if not self.path.is_dir():
+            if self.path.exists():
+                raise UsageError(f"{self.path} is a file; choose another run directory")
+            return []
+        if {one.name for one in self.path.iterdir()} <= {LOCK_FILE}:
+            return []
+        if not self.overwrite:
+            raise UsageError(f"{self.path} is not empty; choose another run directory or add --overwrite")
+        manifest = Manifest(self.path)
+        if not manifest.there:
+            raise UsageError(
+                f"{self.path} is not empty and has no {MANIFEST}, the list of what a run has written, so nothing in it"
+                " is overwritten; choose another run directory"
+            )
+        mine, strays = manifest.files()
+        if strays:
+            raise UsageError(
+                f"{strays[0]} is not in {MANIFEST}, the list of what the run there has written, so it is not"
+                " overwritten; move it away or choose another run directory"
+            )
+        return mine
 
-    def _clear(self) -> None:
-        """What a run that is overwritten left, so that nothing of it can be taken for this one's.
+    def _clear(self, files: Sequence[Path]) -> None:
+        """Delete what a run that is overwritten left, so that nothing of it can be taken for this one's."""
+        for folder in {self.path, *(path.parent for path in files)}:  # or it would stop halfway
+            probe = folder / ".writable"
+            write_bytes(probe, b"", within=self.path)
+            remove(probe, within=self.path)
+        for path in files:
+            remove(path, within=self.path)
 
-        A directory that holds other things keeps them.
-        """
-        if not is_run(self.path):
+    def _claim(self) -> None:
+        """List what this run is about to write, and make its folders."""
+        if not self.ranks.first:
             return
-        for folder in _FOLDERS:
-            for path in (self.path / folder).iterdir():
-                path.unlink()
-        for name in (*_LOGS, "status.json", THETA_FILE, REPORT_FILE):
-            (self.path / name).unlink(missing_ok=True)
+        names = (*FILES, *self.extra_files, *(f"{name}/" for name in FOLDERS))
+        Manifest(self.path).claim(*names, started_by=invocation())
+        for name in FOLDERS:
+            make_folder(self.path / name, within=self.path)
+
+    def _lock(self, stack: contextlib.ExitStack) -> None:
+        """Rank 0 holds the lock, for all."""
+        if self.ranks.first:
+            busy = f"{self.path} is in use by another process; wait for it, or stop it first"
+            with self._writing():
+                stack.enter_context(locked(self.path, busy))
 
     @contextlib.contextmanager
-    def _taken(
-        self,
-        experiment: Experiment,
-        before: Callable[[], None] | None = None,
-        after: Callable[[], None] | None = None,
-    ) -> Iterator[None]:
-        """The directory is this run's: rank 0 holds the lock, for all, and prepares it."""
-        self.experiment = experiment
-        experiment.run_dir = self.path
-        self.checkpoints = Checkpoints(self.path / "checkpoints", experiment.oracle.stores, self.ranks)
-        with contextlib.ExitStack() as stack:
-
-            def take() -> None:
-                if not self.ranks.first:
-                    return
-                if before is not None:
-                    before()
-                stack.enter_context(self._locked())
-                if after is not None:
-                    after()
-
-            self.ranks.each("run directory", take)
-            yield
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """No two processes write here; the lock goes with the process that holds it, however it ends.
-
-        What the disk refuses meanwhile is told in one sentence.
-        """
+    def _writing(self, *, resumable: bool = False) -> Iterator[None]:
+        """What the disk refuses is reported in one sentence."""
         try:
-            with (self.path / "lock").open("w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    raise UsageError(
-                        f"{self.path} is in use by another process; wait for it, or stop it first"
-                    ) from error
-                yield
+            yield
         except OSError as error:
-            raise BltError(
-                f"cannot write to {self.path}: {error.strerror or error}; what was written before is whole, so"
-                f" mend that and go on with blt resume {self.path}"
-            ) from error
+            hint = f"; earlier output is intact: fix this, then run blt resume {shlex.quote(str(self.path))}"
+            reason = f"cannot write to {self.path}: {error.strerror or error}"
+            raise BltError(reason + (hint if resumable else "")) from error
 
     def _open_logs(self, stack: contextlib.ExitStack, lengths: Mapping[str, int]) -> None:
         """The logs, cut to where the checkpoint saw them end."""
-        for name in _LOGS:
-            self.logs[name] = stack.enter_context((self.path / name).open("ab"))
-            self.logs[name].truncate(lengths.get(name, 0))
-            self.logs[name].seek(0, os.SEEK_END)
+        for name in LOGS:
+            self.logs[name] = stack.enter_context(append_to(self.path / name, within=self.path))
+        for name, log in self.logs.items():
+            log.truncate(lengths.get(name, 0))
+            log.seek(0, os.SEEK_END)
+        # Only now, as a larger budget means that there is something to do.
+        self._write_text("resolved.yaml", self.experiment.recipe.to_yaml())
 
     def _history(self) -> list[dict[str, Any]]:
         log = self.path / "metrics.jsonl"
         return [parse_json(line, log) for line in read_text(log, LOG, follow=False).splitlines()]
 
     def _save_theta(self, name: str, theta: Theta) -> None:
-        write_bytes(self.path / f"{name}.safetensors", encode(theta, self.experiment.recipe))
+        content = encode(theta, self.experiment.recipe)
+        write_bytes(self.path / f"{name}.safetensors", content, within=self.path)
+
+    def _write_text(self, name: str, text: str) -> None:
+        write_text(self.path / name, text, within=self.path)
+
+    def _write_json(self, name: str, content: Any) -> None:
+        write_json(self.path / name, content, within=self.path)
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:

@@ -8,7 +8,6 @@ resolved recipe, so that a grid may grow and be written in another way, but neve
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import bltoolbox
 from bltoolbox.errors import BltError, RecipeError, UsageError
-from bltoolbox.files import write_json, write_text
+from bltoolbox.files import UnsafePath, list_folder, make_folder, write_json, write_text
 from bltoolbox.grid import Cell, Grid, free_name
-from bltoolbox.history import SWEEP_FILE, RunHistory, is_locked, is_run, read_status
+from bltoolbox.history import SWEEP_FILE, RunHistory, is_run, read_status, refuse_paths
+from bltoolbox.layout import is_component
+from bltoolbox.locks import LOCK_FILE, is_locked, locked
 from bltoolbox.reading import read_json
 from bltoolbox.settings import differing, flatten
 
@@ -146,7 +147,7 @@ def _cells(names: Sequence[str], count: int) -> str:
 
 def fresh_sweep_directory(root: Path, name: str) -> Path:
     """``root/name/sweep-<time>``, not yet existing."""
-    path = root / name / time.strftime("sweep-%Y-%m-%d_%H-%M-%S")
+    path = root / (name if is_component(name) else "recipe") / time.strftime("sweep-%Y-%m-%d_%H-%M-%S")
     taken = {one.name.casefold() for one in path.parent.iterdir()} if path.parent.is_dir() else set()
     return path.with_name(free_name(path.name, taken))
 
@@ -172,13 +173,10 @@ class Sweep:
     def opened(self) -> Iterator[None]:
         """Make the directory this sweep's own for as long as it runs."""
         try:
-            (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            with (self.path / "lock").open("w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise UsageError(f"{self.path} is in use by another sweep; wait for it") from None
-                write_text(self.recipe_file, self.plan.text)
+            self.path.mkdir(parents=True, exist_ok=True)
+            with locked(self.path, f"{self.path} is in use by another sweep; wait for it"):
+                make_folder(self.path / "logs", within=self.path)
+                write_text(self.recipe_file, self.plan.text, within=self.path)
                 self.save()
                 yield
         except OSError as error:
@@ -202,7 +200,7 @@ class Sweep:
             "grid": self.plan.grid.values,
             "cells": cells,
         }
-        write_json(self.path / SWEEP_FILE, content)
+        write_json(self.path / SWEEP_FILE, content, within=self.path)
 
     def resumable(self, one: Planned) -> bool:
         """Whether a cell can go on from a checkpoint: one that failed would fail there again."""
@@ -216,13 +214,15 @@ class Sweep:
         if not one.path.exists() or not any(one.path.iterdir()):
             return None
         folder = self.path / "set-aside"
-        folder.mkdir(exist_ok=True)
-        kept = folder / free_name(one.name, {path.name.casefold() for path in folder.iterdir()})
+        make_folder(folder, within=self.path)
+        kept = folder / free_name(one.name, {name.casefold() for name in list_folder(folder, self.path)})
         one.path.rename(kept)
         return kept
 
     def _look(self, one: Planned) -> None:
         """How far a cell is, from what it left."""
+        if one.path.is_symlink():
+            raise UnsafePath(one.path, "is a link")
         if is_locked(one.path):
             one.state = State.RUNNING
             return
@@ -242,14 +242,16 @@ class Sweep:
                 raise UsageError(f"{self.path} is a file; choose another directory")
             return []
         if not file.is_file():
-            if any(one.name not in ("lock", "logs") for one in self.path.iterdir()):
+            if any(one.name not in (LOCK_FILE, "logs") for one in self.path.iterdir()):
                 raise UsageError(f"{self.path} is not empty and holds no sweep; choose another directory")
             return []
         try:
             cells = read_json(file, follow=False)["cells"]
-            return [{**one, "name": str(one["name"]), "recipe": dict(one["recipe"])} for one in cells]
+            recorded = [{**one, "name": str(one["name"]), "recipe": dict(one["recipe"])} for one in cells]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BltError(f"{file} cannot be read, so it is unknown what ran here: {error}") from error
+        refuse_paths(file, [one["name"] for one in recorded])
+        return recorded
 
     def _take_up(self) -> None:
         """Match the cells that are recorded with those of the plan; all of them must still be in it."""

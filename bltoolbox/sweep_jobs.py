@@ -19,8 +19,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from bltoolbox.history import RunHistory, is_locked, is_run, read_status
+from bltoolbox.files import append_to
+from bltoolbox.history import RunHistory, is_run, read_status
 from bltoolbox.launch import processors
+from bltoolbox.locks import is_locked
 from bltoolbox.reading import FileRefused, read_end
 from bltoolbox.sweep import Planned, State, Sweep
 
@@ -95,7 +97,7 @@ class Jobs:
             words = ["run", str(self.sweep.recipe_file.absolute()), *one.cell.overrides]
             words += ["--out", str(one.path.absolute())]
         command = [sys.executable, "-m", "bltoolbox", *words, "--verbose", *self.plugins]
-        with one.log.open("ab") as log:
+        with append_to(one.log, within=self.sweep.path) as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  $ blt {shlex.join(command[3:])}\n".encode())
             log.flush()
             process = subprocess.Popen(

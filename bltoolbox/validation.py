@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from dataclasses import fields as dataclass_fields
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.errors import MissingError
+from bltoolbox.layout import is_component, is_reserved
 from bltoolbox.registry import did_you_mean
 from bltoolbox.signatures import Parameter, Type, shown
 
@@ -94,8 +95,10 @@ class Checker:
     Without a registry nested components are left as they are.
     """
 
-    def __init__(self, registry: Registry | None = None) -> None:
+    def __init__(self, registry: Registry | None = None, *, confined: bool = False) -> None:
         self.registry = registry
+        #: Whether paths are those of a logger, which writes: they stay in the run directory.
+        self.confined = confined
         self.issues: list[Issue] = []
 
     def parameters(
@@ -171,9 +174,13 @@ class Checker:
         return self._expected(type, value, where, " (in quotes it would be text)" if quotable else "")
 
     def _path(self, type: Type, value: Any, where: Where) -> Any:
-        if isinstance(value, str | Path) and str(value) and _long_enough(type, str(value)):
-            return Path(value)
-        return self._expected(type, value, where)
+        if not isinstance(value, str | Path) or not str(value) or not _long_enough(type, str(value)):
+            return self._expected(type, value, where)
+        path = Path(value)
+        if self.confined and (trouble := leaves(path)):
+            hint = "name a file or folder of the logger's own in the run directory"
+            return self._issue(where, f"{shown(str(value))} {trouble}; {hint}")
+        return path
 
     def _choice(self, type: Type, value: Any, where: Where) -> Any:
         for choice in type.choices:
@@ -186,7 +193,7 @@ class Checker:
 
     def _union(self, type: Type, value: Any, where: Where) -> Any:
         for option in sorted(type.items, key=lambda option: not _exact(option, value)):
-            trial = Checker(self.registry)
+            trial = Checker(self.registry, confined=self.confined)
             result = trial.value(option, value, where)
             if not trial.issues:
                 return result
@@ -243,7 +250,22 @@ class Checker:
         except MissingError as error:
             return self.issues.append(Issue((*where, "name"), f"{dotted(where)}: {error}", missing=True))
         options = {key: item for key, item in given.items() if key != "name"}
-        return Block(kind, name, self.parameters(signature.parameters, options, where, f"{kind} {name!r}"))
+        inner = Checker(self.registry, confined=self.confined or kind == "logger")
+        values = inner.parameters(signature.parameters, options, where, f"{kind} {name!r}")
+        self.issues += inner.issues
+        return Block(kind, name, values)
+
+
+def leaves(path: Path) -> str:
+    """Why a path is not that of a file of its own in the run directory; nothing if it is."""
+    windows = PureWindowsPath(path)
+    if path.is_absolute() or windows.drive or windows.root or str(path).startswith("~"):
+        return "is not relative to the run directory"
+    if ".." in windows.parts or not path.parts:
+        return "leads out of the run directory"
+    if not all(map(is_component, path.parts)):
+        return "has a part that cannot be the name of a file"
+    return "is a name that the run itself uses" if is_reserved(path) else ""
 
 
 def _to_float(value: Any) -> float | None:

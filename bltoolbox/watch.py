@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bltoolbox.errors import UsageError
-from bltoolbox.history import IMAGES, SWEEP_FILE, Images, expand, is_locked, is_run, read_recipe, read_status
+from bltoolbox.history import IMAGES, SWEEP_FILE, Images, expand, is_run, read_recipe, read_status
+from bltoolbox.locks import is_locked
 from bltoolbox.reading import LOG, FileRefused, open_file, parse_json, read_end, read_json
 
 BLOCKS = "▁▂▃▄▅▆▇█"

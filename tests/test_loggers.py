@@ -121,8 +121,8 @@ def test_a_resumed_run_says_where_it_goes_on(loud: None, tmp_path: Path) -> None
         run(load_recipe("smoke", [*QUICK, "loggers=[loud]"]), out=tmp_path / "run", listeners=[StopAt(2)])
     from bltoolbox.resume import reopen
 
-    reopened = reopen(tmp_path / "run", [], load_registry())
-    reopened.directory.resume(reopened.experiment)
+    with reopen(tmp_path / "run", [], load_registry()) as reopened:
+        reopened.directory.resume(reopened.experiment)
     (guarded,) = reopened.experiment.loggers
     told = guarded.logger.told  # type: ignore[attr-defined]
     assert told[:3] == ["started", "resumed 2", "step 3"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +13,12 @@ from commands import caller
 from helpers import initial
 
 from blt_regularizers.foe import FieldOfExperts, Planes
-from bltoolbox import load_recipe, resume, run
+from bltoolbox import files, load_recipe, resume, run, run_dir
 from bltoolbox.assemble import pick_device
 from bltoolbox.errors import MissingError
 from bltoolbox.launch import Place
+from bltoolbox.layout import Manifest
+from bltoolbox.locks import locked
 from bltoolbox.recipe import Recipe
 
 TINY = [
@@ -45,8 +49,105 @@ def kept(folder: Path) -> bool:
 
 def test_overwriting_deletes_only_what_a_run_left(foreign: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["smoke", *TINY, "-o", str(foreign), "-q"]
-    assert caller("run", capfd)(*words).returncode == 2 and kept(foreign)
-    assert caller("run", capfd)(*words, "--overwrite").returncode == 0 and kept(foreign)
+    before = sorted(foreign.rglob("*"))
+    assert caller("run", capfd)(*words).returncode == 2
+    done = caller("run", capfd)(*words, "--overwrite")
+    assert done.returncode == 2 and "is not empty and has no files.json" in done.stderr
+    assert sorted(foreign.rglob("*")) == before and kept(foreign), "not even a lock is left there"
+
+
+def test_overwriting_keeps_what_others_put_beside_a_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    words = ["smoke", *TINY, "-o", str(path), "-q"]
+    assert caller("run", capfd)(*words).returncode == 0
+    others = [path / name for name in ("notes.txt", "images/holiday.jpg", "checkpoints/mine.pt")]
+    for other in others:
+        other.write_text("mine")
+    # The list may come from someone else: what is not a name of the layout does not count.
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    listed = json.loads((path / "files.json").read_text())
+    listed["files"] += [
+        "../victim",
+        str(victim),
+        "notes.txt",
+        "images/holiday.jpg",
+        "/",
+        "../",
+        7,
+        None,
+        ["x"],
+    ]
+    (path / "files.json").write_text(json.dumps(listed))
+    (path / "checkpoints" / "state-00000099.ckpt").write_text("of the run before")
+    assert caller("run", capfd)(*words, "--overwrite").returncode == 0
+    assert all(other.read_text() == "mine" for other in [*others, victim])
+    assert not (path / "checkpoints" / "state-00000099.ckpt").exists()
+
+
+def test_nothing_is_deleted_for_a_run_that_cannot_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    words = ["smoke", *TINY, "-o", str(path), "-q", "--overwrite"]
+    assert caller("run", capfd)(*words).returncode == 0
+
+    def content() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    before = content()
+    assert caller("run", capfd)(*words, "sampler.size=99").returncode == 3
+    with locked(path, "busy"):
+        done = caller("run", capfd)(*words)
+        assert done.returncode == 2 and "in use" in done.stderr
+    stray = path / "trace.json"
+    stray.write_text("mine, not in the list")
+    done = caller("run", capfd)(*words)
+    assert done.returncode == 2 and "trace.json is not in files.json" in done.stderr
+    stray.unlink()
+    write = files.write_bytes
+
+    def full(target: Path, data: bytes, within: Path | None = None) -> None:
+        if target.parent.name == "checkpoints":
+            raise OSError(errno.EROFS, "Read-only file system")
+        write(target, data, within)
+
+    monkeypatch.setattr(run_dir, "write_bytes", full)
+    assert caller("run", capfd)(*words).returncode == 1
+    assert content() == before
+
+
+def test_every_file_of_a_run_has_a_name_of_the_layout(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *TINY,
+        "evaluation={name: dead-leaves, count: 1, size: 16, seed: 1}",
+        "-o",
+        str(tmp_path / "run"),
+        "-q",
+    ]
+    assert caller("run", capfd)("smoke", *words, "--profile").returncode == 0
+    mine, strays = Manifest(tmp_path / "run").files()
+    written = {path for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert set(mine) == written - {tmp_path / "run" / "files.json", tmp_path / "run" / "lock"} and not strays
+
+
+def test_a_restart_does_not_take_another_run_of_the_same_recipe_for_its_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blt_run = caller("run", capfd)
+    words = ["smoke", *TINY, "-o", str(tmp_path / "run"), "-q"]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "yesterday")
+    assert blt_run(*words).returncode == 0
+    restarted = replace(Place.here(), restarts=1)
+    monkeypatch.setattr(Place, "here", classmethod(lambda cls: restarted))
+    assert "is finished" in blt_run(*words).stderr, "its own"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "today")
+    done = blt_run(*words)
+    assert done.returncode == 2 and "not empty" in done.stderr
 
 
 def test_a_restart_goes_on_with_its_own_run_only(

@@ -31,7 +31,7 @@ from bltoolbox.cli import (
     sweep,
     watch,
 )
-from bltoolbox.cli.common import Debug, debugging, say
+from bltoolbox.cli.common import Debug, debugging, say, show
 from bltoolbox.cli.streams import CLOSED, OutputFailed
 from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
 from bltoolbox.interrupts import Interrupted
@@ -50,7 +50,7 @@ def _version(value: bool) -> None:
     if value:
         from bltoolbox import __version__
 
-        typer.echo(f"bltoolbox {__version__}")
+        show(f"bltoolbox {__version__}")
         raise typer.Exit
 
 
@@ -104,11 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _report(error: Exception) -> int:
     if debugging():
-        say("".join(traceback.format_exception(error)).rstrip())
+        say("".join(traceback.format_exception(error)).rstrip(), lines=True)
     if isinstance(error, OutputFailed) and error.exit_code == CLOSED:
         return CLOSED
     if isinstance(error, BltError):
-        say(str(error) if isinstance(error, RecipeError) else f"error: {error}")
+        say(str(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
         return error.exit_code
     hint = "" if debugging() or is_out_of_memory(error) else " (unexpected; --debug shows where)"
     say(f"error: {explain(error)}{hint}")

@@ -201,6 +201,8 @@ def _bar(talk: bool) -> Iterator[Any]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
+    from bltoolbox.printable import printable
+
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -214,7 +216,7 @@ def _bar(talk: bool) -> Iterator[Any]:
         task = bar.add_task("", total=1.0)
 
         def begin(title: str) -> Progress:
-            bar.reset(task, total=1.0, description=title)
+            bar.reset(task, total=1.0, description=printable(title))
             return lambda done, total: bar.update(task, completed=done / total)
 
         yield begin

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_component, complete_recipe
 from bltoolbox.errors import UsageError
 
@@ -111,11 +111,11 @@ def _print_component(name: str, width: int, outcomes: Sequence[Outcome]) -> None
     tried = len(outcomes) - skipped
     aside = f" ({skipped} do not apply)" if skipped else ""
     if not failed:
-        typer.echo(f"✓ {name:{width}}  {tried} properties{aside}")
+        show(f"✓ {name:{width}}  {tried} properties{aside}", lines=True)
         return
-    typer.echo(f"✗ {name:{width}}  {len(failed)} of {tried} properties fail{aside}")
+    show(f"✗ {name:{width}}  {len(failed)} of {tried} properties fail{aside}", lines=True)
     for one in failed:
-        typer.echo(f"    {one.property}: {one.message}")
+        show(f"    {one.property}: {one.message}", lines=True)
 
 
 def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, quiet: bool) -> RecipeCheck:
@@ -132,18 +132,18 @@ def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, qui
 
 
 def _print_recipe(source: str, found: RecipeCheck) -> None:
-    typer.secho(f"{source}, {found.samples} samples", bold=True)
+    show(f"{source}, {found.samples} samples", bold=True, lines=True)
     width = max([len(row.direction) for row in found.rows] + [len("direction")])
     if found.rows:
-        typer.echo(f"  {'direction':{width}}  {'⟨z, d⟩':>14}  {'differences':>14}  {'error':>8}")
+        show(f"  {'direction':{width}}  {'⟨z, d⟩':>14}  {'differences':>14}  {'error':>8}", lines=True)
     for row in found.rows:
         numbers = f"{row.hypergradient:14.6g}  {row.differences:14.6g}  {row.error:8.1e}"
-        typer.echo(f"  {row.direction:{width}}  {numbers}  {_mark(row.ok)}")
+        show(f"  {row.direction:{width}}  {numbers}  {_mark(row.ok)}", lines=True)
     width = max(len(link.what) for link in found.links)
     for link in found.links:
         numbers = f"{link.error:8.1e} of {link.allowed:.0e}"
-        typer.echo(f"  {link.place:16}  {link.what:{width}}  {numbers}  {_mark(link.ok)}")
-    typer.echo(f"{_mark(found.passed)} {found.verdict}")
+        show(f"  {link.place:16}  {link.what:{width}}  {numbers}  {_mark(link.ok)}", lines=True)
+    show(f"{_mark(found.passed)} {found.verdict}", lines=True)
 
 
 def _mark(ok: bool) -> str:

@@ -17,6 +17,7 @@ import typer
 
 from bltoolbox.files import finite
 from bltoolbox.launch import Place
+from bltoolbox.printable import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from bltoolbox.registry import Registry
@@ -48,9 +49,17 @@ Plugins = Annotated[
 ]
 
 
-def say(message: str) -> None:
-    """To the person at the terminal."""
-    typer.echo(message, err=True)
+def say(message: str, *, lines: bool = False) -> None:
+    """To the person at the terminal: one line, or several where ``lines`` says so.
+
+    What a terminal would obey is escaped, here and in ``show``, as it may come from a file of someone else.
+    """
+    typer.echo(printable_lines(message) if lines else printable(message), err=True)
+
+
+def show(text: str = "", *, lines: bool = False, nl: bool = True, **style: Any) -> None:
+    """Data on stdout."""
+    typer.secho(printable_lines(text) if lines else printable(text), nl=nl, **style)
 
 
 class _Teller(logging.Handler):
@@ -72,7 +81,8 @@ def _tell_warnings() -> None:
 
 def print_json(data: Any) -> None:
     # NaN and Infinity are no JSON; a script should get null or a readable word rather than a parse error.
-    typer.echo(json.dumps(finite(data, str), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(finite(data, str), indent=2, ensure_ascii=False, allow_nan=False)
+    typer.echo(printable_json(text))
 
 
 def open_registry(files: Sequence[Path] | None, warn: bool = True) -> Registry:

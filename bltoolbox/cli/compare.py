@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _print_tables(comparison: Comparison) -> None:
             for level in comparison.levels
         ]
         table.append((group.label, *cells))
-    typer.echo("")
+    show("")
     print_rows(table, title=f"What it takes until a check has that {comparison.psnr_name}")
 
 

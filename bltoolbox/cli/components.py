@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show
 from bltoolbox.cli.completion import complete_component, complete_kind
 from bltoolbox.hookspecs import KINDS, LISTS
 
@@ -66,19 +66,19 @@ def show_component(
     if as_json:
         print_json(_facts(registered) | signature.to_json() | {"snippet": snippet})
         return
-    typer.secho(f"{registered.kind}/{registered.name}", bold=True)
+    show(f"{registered.kind}/{registered.name}", bold=True, lines=True)
     _paragraph(registered.component.summary)
     for text in (signature.doc, signature.about):
         if text and text != registered.component.summary:
-            typer.echo(f"\n{_reflow(text)}")
-    typer.secho("\nParameters", bold=True)
+            show(f"\n{_reflow(text)}", lines=True)
+    show("\nParameters", bold=True, lines=True)
     for parameter in signature.parameters:
         _print_parameter(parameter)
     if not signature.parameters:
-        typer.echo("  none")
-    typer.secho("\nIn a recipe", bold=True)
-    typer.echo(textwrap.indent(snippet, "  ").rstrip())
-    typer.echo(f"\nFrom {registered.plugin.origin}, {registered.component.target}")
+        show("  none", lines=True)
+    show("\nIn a recipe", bold=True, lines=True)
+    show(textwrap.indent(snippet, "  ").rstrip(), lines=True)
+    show(f"\nFrom {registered.plugin.origin}, {registered.component.target}", lines=True)
 
 
 def _facts(registered: Registered) -> dict[str, Any]:
@@ -108,14 +108,14 @@ def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
         for first, line in enumerate(lines):
             cells = (kind, name, line, source) if first == 0 else ("", "", line, "")
             text = f"{cells[0]:{kinds}}  {cells[1]:{names}}  {cells[2]:{summaries}}  {cells[3]}".rstrip()
-            typer.secho(text, bold=True if number == 0 else None)
+            show(text, bold=True if number == 0 else None, lines=True)
 
 
 def _print_parameter(parameter: Parameter, indent: str = "  ") -> None:
     from bltoolbox.yaml_text import dump_inline
 
     default = "required" if parameter.required else f"default {dump_inline(parameter.default)}"
-    typer.echo(f"{indent}{parameter.name}: {parameter.type.label()}; {default}")
+    show(f"{indent}{parameter.name}: {parameter.type.label()}; {default}", lines=True)
     if parameter.doc:
         _paragraph(parameter.doc, indent + "    ")
     for option in (parameter.type, *parameter.type.items):
@@ -124,7 +124,7 @@ def _print_parameter(parameter: Parameter, indent: str = "  ") -> None:
 
 
 def _paragraph(text: str, indent: str = "") -> None:
-    typer.echo(textwrap.fill(text, PAGE, initial_indent=indent, subsequent_indent=indent))
+    show(textwrap.fill(text, PAGE, initial_indent=indent, subsequent_indent=indent), lines=True)
 
 
 def _reflow(text: str) -> str:

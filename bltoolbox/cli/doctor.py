@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show
 
 if TYPE_CHECKING:
     from bltoolbox.doctor import Finding
@@ -46,7 +46,7 @@ _COLORS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "wrong": typer
 
 
 def _print(finding: Finding) -> None:
-    typer.secho(f"{finding.verdict:5}", fg=_COLORS[finding.verdict], nl=False)
+    show(f"{finding.verdict:5}", fg=_COLORS[finding.verdict], nl=False)
     remedy = f" -> {finding.remedy}" if finding.remedy else ""
-    typer.echo(f"  {finding.subject:17}  {finding.found}{remedy}")
+    show(f"  {finding.subject:17}  {finding.found}{remedy}")
     sys.stdout.flush()  # the last findings take seconds

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, print_json, say
+from bltoolbox.cli.common import Debug, Json, print_json, say, show
 from bltoolbox.cli.completion import complete_model
 
 
@@ -35,7 +35,7 @@ def models(
         if as_json:
             print_json(card.as_dict() | {"card": card.text})
         else:
-            typer.echo(card.text or f"{card.name} has no card: {card.path}", nl=not card.text)
+            show(card.text or f"{card.name} has no card: {card.path}", nl=not card.text, lines=True)
         return
     cards = [read_card(one) for one in shipped_models()]
     if as_json:

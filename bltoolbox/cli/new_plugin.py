@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, open_registry, say
+from bltoolbox.cli.common import Debug, open_registry, say, show
 from bltoolbox.cli.completion import complete_kind
 from bltoolbox.errors import UsageError
 from bltoolbox.hookspecs import KINDS
@@ -45,5 +45,5 @@ def new_plugin(
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
     for file in files:
-        typer.echo(str(file))
+        show(str(file))
     say(f"next: pip install -e {target}, then blt check {name}, then blt run {target / 'recipe.yaml'}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show
 from bltoolbox.errors import MissingError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def list_plugins(
         print_json(found)
     else:
         for source, group in groupby(found, key=lambda one: f"{one['distribution']} {one['version']}"):
-            typer.secho(source.strip(), bold=True)
+            show(source.strip(), bold=True)
             _print(list(group))
     raise typer.Exit(4 if any(one["status"] in ("broken", "clash") for one in found) else 0)
 
@@ -79,6 +79,6 @@ def _print(plugins: list[dict[str, Any]]) -> None:
     width = max(len(one["plugin"]) for one in plugins)
     for one in plugins:
         names = ", ".join(f"{part['kind']}/{part['name']}" for part in one["components"])
-        typer.echo(f"  {one['plugin']:{width}}  {one['status']:6}  {names}".rstrip())
+        show(f"  {one['plugin']:{width}}  {one['status']:6}  {names}".rstrip())
         if one["reason"]:
-            typer.echo(f"  {'':{width}}  {'':6}  {one['reason']}")
+            show(f"  {'':{width}}  {'':6}  {one['reason']}")

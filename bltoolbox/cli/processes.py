@@ -14,7 +14,8 @@ import typer
 from bltoolbox.cli.common import debugging, say
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.history import RECIPE_FILE, is_run
-from bltoolbox.launch import Launcher, Place
+from bltoolbox.launch import Launcher, Place, invocation
+from bltoolbox.layout import Manifest
 from bltoolbox.reading import RECIPE, read_text
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def speaking_for_all() -> Iterator[None]:
         if place.rank == 0 or isinstance(error, typer.Exit):
             raise
         if debugging() or not getattr(error, "told", False):
-            say(f"rank {place.rank}: error: {error}")
+            say(f"rank {place.rank}: error: {error}", lines=True)
         raise typer.Exit(error.exit_code if isinstance(error, BltError) else 1) from error
 
 
@@ -93,9 +94,9 @@ def once(ranks: Ranks, at: str, work: Callable[[], T]) -> T:
 
 def left_by_us(path: Path, recipe: Recipe) -> bool:
     """Whether torchrun has started these processes again, and a directory holds what they did before."""
-    if Place.here().restarts == 0 or not is_run(path):
+    if Place.here().restarts == 0 or not is_run(path) or Manifest(path).started_by != invocation():
         return False
-    return read_text(path / RECIPE_FILE, RECIPE, follow=False) == recipe.to_yaml()
+    return read_text(path / RECIPE_FILE, RECIPE, follow=False, errors="replace") == recipe.to_yaml()
 
 
 def was_restarted(ranks: Ranks, path: Path, recipe: Recipe) -> bool:

@@ -13,6 +13,7 @@ from rich.progress import Progress as Bar
 from bltoolbox.cli.common import say
 from bltoolbox.experiment import Experiment
 from bltoolbox.listeners import Check, Listener, RunResult
+from bltoolbox.printable import printable
 
 if TYPE_CHECKING:
     from bltoolbox.interfaces import Theta
@@ -24,13 +25,13 @@ class Progress(Listener):
     def __init__(self, *, quiet: bool = False) -> None:
         console = Console(stderr=True)
         self.bar = Bar(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
             console=console,
             transient=True,
             disable=quiet or not (console.is_terminal or console.is_jupyter),
@@ -52,7 +53,7 @@ class Progress(Listener):
 
     def phase(self, sentence: str) -> None:
         if self.task is not None:
-            self.bar.update(self.task, description=sentence, figures="")
+            self.bar.update(self.task, description=printable(sentence), figures="")
         elif not self.quiet:  # said before the run begins, e.g. that a checkpoint was passed over
             say(sentence)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_recipe, complete_shipped
 from bltoolbox.errors import BltError, RecipeError, UsageError
 
@@ -49,9 +49,9 @@ def validate(
     code = next((error.exit_code for _, error in results if error is not None), 0)
     for result, error in results if not as_json else []:
         if error is None:
-            typer.echo(f"{result['recipe']}: valid")
+            show(f"{result['recipe']}: valid")
         else:
-            say(str(error) if isinstance(error, RecipeError) else f"error: {error}")
+            say(str(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
     raise typer.Exit(code)
 
 
@@ -83,8 +83,8 @@ def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
         return
     width = max((len(name) for name, _, _ in found), default=0)
     for name, text, path in found:
-        typer.echo(f"{name:{width}}  {text}")
-        typer.secho(f"{'':{width}}  {path}", dim=True)
+        show(f"{name:{width}}  {text}")
+        show(f"{'':{width}}  {path}", dim=True)
 
 
 def copy_recipe(
@@ -121,6 +121,6 @@ def copy_recipe(
         write_bytes(target, source.read_bytes())
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
-    typer.echo(str(target))
+    show(str(target))
     if not (schema := target.parent / SCHEMA_FILE).exists():
         say(f"your editor can complete and check it: blt schema -o {schema}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_recipe
 from bltoolbox.cli.processes import (
     launch,
@@ -73,7 +73,7 @@ def run(
         bool, typer.Option("--dry-run", help="Build everything, print the resolved recipe, write nothing.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")
+        bool, typer.Option("--overwrite", help="Replace the run in RUN_DIR; other files there are kept.")
     ] = False,
     nproc: Processes = None,
     profile: Annotated[
@@ -118,25 +118,24 @@ def run(
             experiment = once(ranks, "recipe", lambda: _assemble(recipe, registry, ranks))
             path = Path(ranks.gather("name", str(out or _fresh(recipe)))[0])
             if was_restarted(ranks, path, recipe):
-                reopened = once(ranks, "reopening", lambda: reopen(path, (), registry, ranks))
-                _go_on(reopened, ranks, quiet, verbose, as_json)
+                with reopen(path, (), registry, ranks) as reopened:
+                    _go_on(reopened, ranks, quiet, verbose, as_json)
                 return
             # A start that torchrun repeats has left no checkpoint, but a directory.
             may_replace = overwrite or left_by_us(path, recipe)
-            directory = once(
-                ranks, "directory", lambda: RunDirectory(path, overwrite=may_replace, ranks=ranks)
-            )
+            directory = RunDirectory(path, overwrite=may_replace, ranks=ranks)
             with _display(quiet or as_json, verbose) as display, _goodbye(directory, ranks):
-                result = directory.run(experiment, [display, *_profilers(profile, path)])
+                result = directory.run(experiment, [display, *_profilers(profile, directory)])
             _show(result, as_json, ranks)
 
 
-def _profilers(wanted: bool, path: Path) -> list[Listener]:
+def _profilers(wanted: bool, directory: RunDirectory) -> list[Listener]:
     if not wanted:
         return []
     from bltoolbox.profiling import TRACE_FILE, Profile
 
-    return [Profile(path / TRACE_FILE)]
+    directory.extra_files.append(TRACE_FILE)
+    return [Profile(directory.path / TRACE_FILE)]
 
 
 def resume(
@@ -170,8 +169,7 @@ def resume(
         registry = open_registry(plugin)
         from bltoolbox.ranks import joined
 
-        with joined() as ranks:
-            reopened = once(ranks, "reopening", lambda: reopen(path, overrides, registry, ranks))
+        with joined() as ranks, reopen(path, overrides, registry, ranks) as reopened:
             _go_on(reopened, ranks, quiet, verbose, as_json)
 
 
@@ -193,7 +191,7 @@ def _dry_run(experiment: Experiment, as_json: bool) -> None:
         size = experiment.model(experiment.theta).size
         print_json({"recipe": experiment.recipe.to_dict(), "theta_size": size})
     else:
-        typer.echo(experiment.recipe.to_yaml(), nl=False)
+        show(experiment.recipe.to_yaml(), nl=False, lines=True)
 
 
 def _show(result: RunResult, as_json: bool, ranks: Ranks) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Plugins, open_registry, say
+from bltoolbox.cli.common import Debug, Plugins, open_registry, say, show
 
 
 def register(app: typer.Typer) -> None:
@@ -45,8 +45,8 @@ def schema(
         say(f"warning: left out: {trouble}")
     text = dump_schema(found)
     if out is None:
-        typer.echo(text, nl=False)
+        show(text, nl=False, lines=True)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, text.encode())
-    typer.echo(str(out))
+    show(str(out), lines=True)

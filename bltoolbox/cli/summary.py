@@ -5,9 +5,11 @@ from __future__ import annotations
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bltoolbox.evaluation import Evaluation
 from bltoolbox.listeners import RunResult
+from bltoolbox.printable import printable
 from bltoolbox.report import REPORT_FILE
 
 
@@ -31,7 +33,7 @@ def print_summary(result: RunResult) -> None:
         elif result.evaluation is not None:
             facts.append(("picture", str(result.run_dir / "images" / "restored.png")))
     for name, value in facts:
-        console.print(f"{name:>10}  {value}", soft_wrap=True, markup=False)
+        console.print(_text(f"{name:>10}  {value}"), soft_wrap=True)
 
 
 def _psnr_table(result: RunResult, evaluation: Evaluation) -> Table:
@@ -46,7 +48,14 @@ def _psnr_table(result: RunResult, evaluation: Evaluation) -> Table:
     table.add_column("")
     table.add_column("mean", justify="right", style="bold")
     for label in evaluation.labels[:shown]:
-        table.add_column(label, justify="right")
+        table.add_column(_text(label), justify="right")
     for name, values in rows:
-        table.add_row(name, f"{sum(values) / len(values):.2f}", *(f"{value:.2f}" for value in values[:shown]))
+        table.add_row(
+            _text(name), f"{sum(values) / len(values):.2f}", *(f"{value:.2f}" for value in values[:shown])
+        )
     return table
+
+
+def _text(words: str) -> Text:
+    """Names and labels as they are: no markup, and nothing that a terminal obeys."""
+    return Text(printable(words))

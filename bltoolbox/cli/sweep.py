@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, split_overrides
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_grid
 from bltoolbox.errors import UsageError
 
@@ -107,4 +107,4 @@ def _print_plan(sweep: Sweep, source: str, as_json: bool) -> None:
         return
     for one in sweep.cells:
         words = ["blt", "run", source, *one.cell.overrides, "-o", str(one.path)]
-        typer.echo(shlex.join(words) + ("" if one.state == "waiting" else f"  # {one.state}"))
+        show(shlex.join(words) + ("" if one.state == "waiting" else f"  # {one.state}"))

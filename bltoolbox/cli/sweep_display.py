@@ -14,6 +14,7 @@ from rich.text import Text
 from bltoolbox.cli.common import say
 from bltoolbox.cli.tables import print_rows
 from bltoolbox.history import glance
+from bltoolbox.printable import printable
 from bltoolbox.sweep import Planned, State
 
 _STYLES = {
@@ -54,7 +55,7 @@ class Display:
 
     def say(self, sentence: str) -> None:
         if self.live:
-            self.live.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            self.live.console.print(Text(printable(sentence)), soft_wrap=True)
         elif not self.quiet:
             say(sentence)
 
@@ -89,7 +90,11 @@ class Display:
                 far = glance(one.path, one.recipe)
                 psnr = "" if far.psnr is None else f"{far.psnr:.2f} dB"
                 figures = (f"{100 * far.fraction:.0f} %", f"step {far.step}", psnr)
-            words = (Text(one.name), Text(one.state, style=_STYLES[one.state]), *map(Text, figures))
+            words = (
+                Text(printable(one.name)),
+                Text(one.state, style=_STYLES[one.state]),
+                *map(Text, figures),
+            )
             table.add_row(*words)
         return Group(table, Text(f"{len(cells)} cells: {summary}", style="dim"))
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import typer
+from bltoolbox.cli.common import show
+from bltoolbox.printable import printable
 
 
 def print_rows(rows: Sequence[Sequence[str]], *, left: int = 1, title: str = "") -> None:
     """A heading and rows; the first ``left`` columns are text, the others numbers."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _draw(rows, left, title)
         return
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if title:
-        typer.echo(title)
+        show(title)
     for row in rows:
         cells = [
             f"{cell:<{width}}" if number < left else f"{cell:>{width}}"
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        typer.echo("  ".join(cells).rstrip())
+        show("  ".join(cells).rstrip())
 
 
 def _draw(rows: Sequence[Sequence[str]], left: int, title: str) -> None:

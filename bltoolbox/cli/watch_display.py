@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-import typer
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,6 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from bltoolbox.cli.common import show
+from bltoolbox.printable import printable
 from bltoolbox.report.facts import duration
 from bltoolbox.watch import Snapshot, sparkline
 
@@ -58,7 +59,7 @@ class WatchDisplay:
             news = one.state, one.status, *(len(values) for values in one.psnrs.values())
             if self.told.get(str(one.path)) != news:
                 self.told[str(one.path)] = news
-                typer.echo(line(one))
+                show(line(one))
 
     def end(self, snapshots: Sequence[Snapshot]) -> None:
         """What stays on the screen."""
@@ -68,7 +69,7 @@ class WatchDisplay:
             return
         for one in snapshots if len(snapshots) == 1 else ():
             for label, before, after in one.images:
-                typer.echo(f"  {label}: {_db(before)} -> {_db(after)}")
+                show(f"  {label}: {_db(before)} -> {_db(after)}")
 
     def picture(self, snapshots: Sequence[Snapshot]) -> RenderableType:
         if len(snapshots) == 1:
@@ -80,7 +81,7 @@ class WatchDisplay:
         for one in snapshots:
             counts[one.state] = counts.get(one.state, 0) + 1
         summary = ", ".join(f"{count} {state}" for state, count in counts.items())
-        return Group(_many(chosen), Text(f" {len(snapshots)} runs: {summary}", style="dim"))
+        return Group(_many(chosen), _text(f" {len(snapshots)} runs: {summary}", style="dim"))
 
 
 def line(one: Snapshot) -> str:
@@ -108,7 +109,7 @@ def one_run(one: Snapshot, width: int) -> Panel:
     told += f", about {duration(one.left)} left" if one.left is not None else ""
     told += f", {one.phase}" if one.phase else ""
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(total=1.0, completed=one.fraction, width=spark), Text(told))
+    bar.add_row(ProgressBar(total=1.0, completed=one.fraction, width=spark), _text(told))
     inside.add_row("budget", bar)
     if one.losses:
         inside.add_row("loss", _curve(sparkline(one.losses, spark, log=True), f"{one.loss:.4g}", "blue"))
@@ -118,15 +119,17 @@ def one_run(one: Snapshot, width: int) -> Panel:
     figures = [f"step {one.step:,}", f"{one.computations:,.0f} computations"]
     figures += [f"{one.iterations:.1f} iterations/sample"] if one.iterations is not None else []
     figures += [f"{_NAMES.get(name, name)} {value:.4g}" for name, value in one.last.items()]
-    inside.add_row("last step", Text(" · ".join(figures)))
+    inside.add_row("last step", _text(" · ".join(figures)))
     if one.images:
         shown = [f"{label} {_db(before)} → {_db(after)}" for label, before, after in one.images]
-        inside.add_row("images", Text(" · ".join(shown)))
+        inside.add_row("images", _text(" · ".join(shown)))
     if after := one.summary.get("psnr_after"):
         parts = {"measured": "psnr_before", "baseline": "psnr_baseline", "learned": "psnr_after"}
         known = [f"{name} {_db(one.summary.get(key))}" for name, key in parts.items() if one.summary.get(key)]
-        inside.add_row("test images", Text(", ".join(known) if after else ""))
-    title = Text.assemble((f" {one.name} ", "bold"), (f"{_said(one)} ", _STYLES.get(one.state, "yellow")))
+        inside.add_row("test images", _text(", ".join(known) if after else ""))
+    title = Text.assemble(
+        (f" {printable(one.name)} ", "bold"), (f"{printable(_said(one))} ", _STYLES.get(one.state, "yellow"))
+    )
     return Panel(inside, title=title, title_align="left", box=box.ROUNDED, width=width, border_style="dim")
 
 
@@ -138,8 +141,8 @@ def _many(snapshots: Sequence[Snapshot]) -> Table:
     for one in snapshots:
         psnrs = one.psnrs.get("test") or one.psnrs.get("validation") or []
         table.add_row(
-            Text(one.path.resolve().name),
-            Text(one.state, style=_STYLES.get(one.state, "yellow")),
+            _text(one.path.resolve().name),
+            _text(one.state, style=_STYLES.get(one.state, "yellow")),
             f"{100 * one.fraction:.0f} %",
             "" if one.left is None else duration(one.left),
             f"{one.step:,}",
@@ -149,6 +152,11 @@ def _many(snapshots: Sequence[Snapshot]) -> Table:
             Text(sparkline(psnrs, 10), style="magenta"),
         )
     return table
+
+
+def _text(words: str, style: str = "") -> Text:
+    """What a run directory says, which may come from someone else."""
+    return Text(printable(words), style=style)
 
 
 def _curve(blocks: str, figures: str, style: str) -> Text:

@@ -24,6 +24,7 @@ COMPLETION = """
 `blt --install-completion` teaches your shell to complete commands, kinds, component names, recipes and override keys.
 
 `BLT_PLUGINS=a,b` in the environment restricts the plugins to those named, `BLT_CACHE` is the folder of the cache.
+`BLT_NO_LOCK=1` accepts a file system without locks: then make sure yourself that one process writes to a directory.
 """
 
 

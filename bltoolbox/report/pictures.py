@@ -81,11 +81,11 @@ def keep_scenes(result: RunResult, folder: Path) -> None:
         files = []
         for one in scene.variants:
             name = f"evaluation-{number}-{one.key}.png"
-            write_bytes(folder / "images" / name, one.png)
+            write_bytes(folder / "images" / name, one.png, within=folder)
             files.append({"key": one.key, "name": one.name, "psnr": one.psnr, "file": name})
         index.append({"label": scene.label, "width": scene.width, "height": scene.height, "variants": files})
     if index:
-        write_json(folder / INDEX, index)
+        write_json(folder / INDEX, index, within=folder)
 
 
 def collect(

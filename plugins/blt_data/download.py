@@ -9,7 +9,6 @@ what to do.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import os
@@ -27,6 +26,8 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from bltoolbox.errors import BltError, MissingError
+from bltoolbox.files import open_regular
+from bltoolbox.locks import acquire
 from bltoolbox.reading import DOWNLOAD, open_file
 
 _BLOCK = 2**18
@@ -168,12 +169,10 @@ def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _only_me(lock: Path) -> Iterator[None]:
     """Two runs that need the same files do not download them twice."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with open_regular(lock, os.O_RDWR | os.O_CREAT, within=lock.parent) as file:
+        if not acquire(file, lock.parent):
             print(f"waiting for another process that downloads into {lock.parent}", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            acquire(file, lock.parent, wait=True)
         yield
 
 

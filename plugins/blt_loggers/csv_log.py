@@ -14,14 +14,16 @@ Reference: Shafranovich, *Common format and MIME type for comma-separated values
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from bltoolbox.errors import BltError
 from bltoolbox.experiment import Experiment
-from bltoolbox.files import write_text
+from bltoolbox.files import append_to, make_folder, write_text
 from bltoolbox.interfaces import Logger
 from bltoolbox.listeners import Check
 from bltoolbox.reading import LOG, read_text
@@ -33,7 +35,7 @@ class CsvLog(Logger):
     """Writes while the run goes on.
 
     Args:
-        path: The file; a relative one is meant from the run directory, or from the current folder where there is none.
+        path: The file, in the run directory, or in the current folder where there is none.
     """
 
     def __init__(self, path: Path = Path("figures.csv")) -> None:
@@ -41,17 +43,19 @@ class CsvLog(Logger):
         self.seconds = 0.0
 
     def started(self, experiment: Experiment) -> None:
-        self.file = Path(experiment.run_dir or ".") / self.path
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.root = experiment.run_dir or Path()
+        self.file = self.root / self.path
+        make_folder(self.file.parent, within=self.root)
         self.fresh = True
 
     def resumed(self, step: int) -> None:
-        if not self.file.is_file():
+        text = self._text()
+        if not text:
             return
-        heading, *lines = read_text(self.file, LOG, follow=False).splitlines(keepends=True)
+        heading, *lines = text.splitlines(keepends=True)
         # What a kill left half written has no newline, and comes again.
         kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
-        write_text(self.file, "".join([heading, *kept]))
+        write_text(self.file, "".join([heading, *kept]), within=self.root)
         self.fresh = False
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
@@ -71,9 +75,21 @@ class CsvLog(Logger):
             for name, value in figures.items()
             if value is not None
         )
-        with self.file.open("w" if self.fresh else "a", encoding="utf-8", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            if self.fresh:
-                table.writerow(HEADING)
-            table.writerows(rows)
+        lines = io.StringIO()
+        csv.writer(lines, lineterminator="\n").writerows(rows)
+        if self.fresh:
+            self._text()
+            write_text(self.file, ",".join(HEADING) + "\n", within=self.root)
         self.fresh = False
+        with append_to(self.file, within=self.root) as file:
+            file.write(lines.getvalue().encode())
+
+    def _text(self) -> str:
+        """What an earlier run left; a file that is not one of this logger's is not touched."""
+        try:
+            text = read_text(self.file, LOG, follow=False, errors="replace")
+        except FileNotFoundError:
+            return ""
+        if text and not text.startswith(",".join(HEADING) + "\n"):
+            raise BltError(f"{self.file} is there and was not written by this logger; choose another path")
+        return text

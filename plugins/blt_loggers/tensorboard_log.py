@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bltoolbox.errors import MissingError
 from bltoolbox.experiment import Experiment
+from bltoolbox.files import make_folder
 from bltoolbox.interfaces import Logger
 from bltoolbox.listeners import Check, RunResult
 from bltoolbox.problem import split
@@ -31,7 +32,7 @@ class TensorBoardLog(Logger):
     """Writes event files.
 
     Args:
-        folder: Where; a relative one is meant from the run directory, or from the current folder where there is none.
+        folder: Where, in the run directory, or in the current folder where there is none.
         every: Steps between two that are told.
     """
 
@@ -50,7 +51,10 @@ class TensorBoardLog(Logger):
         self.step = 0
 
     def started(self, experiment: Experiment) -> None:
-        self.place = str(Path(experiment.run_dir or ".") / self.folder)
+        root = experiment.run_dir or Path()
+        # The writer opens files by their path: no folder on the way may be a link.
+        make_folder(root / self.folder, within=root)
+        self.place = str(root / self.folder)
         self.recipe = experiment.recipe
 
     def resumed(self, step: int) -> None:

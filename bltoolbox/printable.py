@@ -1,0 +1,35 @@
+"""Text from files, made safe to print: names, labels and messages may come from someone else.
+
+A terminal obeys control characters: they move the cursor, rewrite what stands above, change the window's title. Marks
+that reverse the direction of writing make text read as something else. Both are shown as ``\\x1b`` or ``\\u202e``.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: Control characters, marks of direction, line separators, and halves of characters that cannot be encoded.
+_OBEYED = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
+_CONTROL = re.compile(f"[{_OBEYED}]")
+_CONTROL_IN_LINES = re.compile(rf"(?![\n\t])[{_OBEYED}]")
+
+
+def printable(text: object) -> str:
+    """As one line."""
+    return _CONTROL.sub(_escape, str(text))
+
+
+def printable_lines(text: object) -> str:
+    """With line breaks and tabs as they are: for messages of several lines."""
+    return _CONTROL_IN_LINES.sub(_escape, str(text))
+
+
+def printable_json(text: str) -> str:
+    """JSON text that means the same: what was escaped within its strings reads the same when it is loaded."""
+    return _CONTROL_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(found[0])
+    return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
