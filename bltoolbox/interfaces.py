@@ -393,8 +393,8 @@ class Logger(Role, Listener):
     reached belongs into ``started``. A package that is not installed is refused with a ``MissingError`` in the
     constructor, before the run. A logger that fails is told nothing more, with one warning, and the run goes on.
 
-    A recipe may come from someone else, so a parameter of type ``Path`` is a place in the run directory, and any other is
-    refused; write there with ``bltoolbox.files``, whose functions take the run directory as ``within``.
+    A recipe may come from someone else, so a parameter of type ``Path`` is a place in the run directory, and any other
+    place is refused; write there with ``bltoolbox.files``, whose functions take the run directory as ``within``.
     """
 
     kind = "logger"
