@@ -47,13 +47,13 @@ def entered(path: Path, within: Path | None = None) -> Iterator[tuple[int | None
     if not _DESCENDS:
         for depth in range(1, len(names)):
             if root.joinpath(*names[:depth]).is_symlink():
-                raise UnsafePath(root.joinpath(*names[:depth]), "is a link")
+                raise UnsafePath(root.joinpath(*names[:depth]), "is a symbolic link")
         yield None, path.parent
         return
     folder = os.open(root, _FOLDER)
     try:
         for depth, name in enumerate(names[:-1], start=1):
-            with _refusing(root.joinpath(*names[:depth]), "is a link or not a folder"):
+            with _refusing(root.joinpath(*names[:depth]), "is not a folder"):
                 inner = os.open(name, _FOLDER | _NO_LINK, dir_fd=folder)
             os.close(folder)
             folder = inner
@@ -95,7 +95,7 @@ def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
     mode = "ab" if flags & os.O_APPEND else "r+b"
     with entered(path, within) as (folder, base), _refusing(path, "is not a regular file"):
         if not _DESCENDS and path.is_symlink():
-            raise UnsafePath(path, "is a link")
+            raise UnsafePath(path, "is a symbolic link")
         descriptor = os.open(base / path.name, flags | _FILE, 0o666, dir_fd=folder)
     try:
         found = os.fstat(descriptor)
@@ -146,7 +146,7 @@ def _refusing(path: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _REFUSALS:
-            raise UnsafePath(path, "is a link" if path.is_symlink() else what) from error
+            raise UnsafePath(path, "is a symbolic link" if path.is_symlink() else what) from error
         raise
 
 

@@ -222,7 +222,7 @@ class Sweep:
     def _look(self, one: Planned) -> None:
         """How far a cell is, from what it left."""
         if one.path.is_symlink():
-            raise UnsafePath(one.path, "is a link")
+            raise UnsafePath(one.path, "is a symbolic link")
         if is_locked(one.path):
             one.state = State.RUNNING
             return

@@ -72,7 +72,7 @@ def test_resuming_writes_through_no_link(
     assert tree(home) == before
     assert "unexpected" not in done.stderr
     if done.returncode:
-        assert done.returncode == 1 and f"{target} is a link" in done.stderr
+        assert done.returncode == 1 and f"{target} is a symbolic link" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["log.txt", "lock", "metrics.jsonl"])
@@ -100,7 +100,7 @@ def test_overwriting_follows_no_link(
     (foreign / "checkpoints").symlink_to(tmp_path / "elsewhere")
     before = tree(tmp_path / "elsewhere")
     done = caller("run", capfd)("smoke", *TINY, "-o", str(foreign), "--overwrite")
-    assert done.returncode == 1 and "checkpoints is a link" in done.stderr
+    assert done.returncode == 1 and "checkpoints is a symbolic link" in done.stderr
     assert tree(tmp_path / "elsewhere") == before
 
 
@@ -141,7 +141,7 @@ def test_a_link_made_while_a_run_goes_on_is_not_followed_either(tmp_path: Path) 
     make_folder(root.parent / "root" / "images", within=tmp_path)
     (root / "images").rename(tmp_path / "away")
     (root / "images").symlink_to(tmp_path / "away")
-    with pytest.raises(UnsafePath, match="images is a link"):
+    with pytest.raises(UnsafePath, match="images is a symbolic link"):
         write_bytes(root / "images" / "x.png", b"x", within=root)
     assert tree(tmp_path / "away") == {}
 
@@ -189,7 +189,7 @@ def test_a_sweep_writes_through_no_link(name: str, tmp_path: Path, capfd: pytest
         (folder / cell / "status.json").write_text('{"status": "failed: before"}')
     before = tree(home)
     done = caller("sweep", capfd)(*words)
-    assert done.returncode == 1 and f"{folder / name} is a link" in done.stderr, done.stderr
+    assert done.returncode == 1 and f"{folder / name} is a symbolic link" in done.stderr, done.stderr
     assert tree(home) == before
 
 

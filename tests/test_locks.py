@@ -129,4 +129,4 @@ except bltoolbox.files.UnsafePath as error:
 """
     words = [sys.executable, "-c", code, str(tmp_path / "run"), *TINY]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "log.txt is a link" in done.stdout, done.stderr
+    assert done.returncode == 0 and "log.txt is a symbolic link" in done.stdout, done.stderr
