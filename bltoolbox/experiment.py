@@ -100,6 +100,8 @@ class _Run:
         self.sampler_state = experiment.sampler_state
         self.steps = 0
         self.resumed = False
+        #: What interrupted calls have cost, on all ranks.
+        self.interrupted = Cost()
         #: When it began, and how long the checks have taken, which no method is charged for.
         self.ranks = experiment.oracle.ranks
         self.began = self.ranks.now()
@@ -134,6 +136,7 @@ class _Run:
             # On a full disk, or when a rank is gone, the checkpoints before this one have to do.
             with contextlib.suppress(OSError, RankFailed, RankLost):
                 if self.ended is None and together and not self.unwritten:
+                    self._note_interrupted()
                     self._checkpoint()
             with contextlib.suppress(OSError):
                 self._tell("aborted", self.theta, reason)
@@ -145,6 +148,16 @@ class _Run:
         self._tell("finished", result)
         return result
 
+    def _note_interrupted(self) -> None:
+        """Add up over ranks what the call under way had cost: the ledger is charged when it is repeated."""
+        oracle = self.experiment.oracle
+        mine, lost = oracle.interrupted - self.interrupted, Cost()
+        for cost in self.ranks.gather("interrupted", asdict(mine)):
+            lost = lost + Cost(**cost)
+        self.interrupted = oracle.interrupted = self.interrupted + lost
+        if lost.computations:
+            self._tell("phase", f"{lost.computations:,} computations of an interrupted call will be repeated")
+
     def snapshot(self) -> dict[str, Any]:
         """Everything a checkpoint holds but the warm starts: plain data and tensors."""
         return {
@@ -155,6 +168,7 @@ class _Run:
             "seconds": self._seconds(),
             "checking": self.checking,
             "cost": asdict(self.experiment.oracle.cost),
+            "interrupted": asdict(self.interrupted),
             "journal": self.experiment.oracle.journal.pack(),
             "own": {"trials": trials} if (trials := self.experiment.oracle.journal.trials()) else None,
             "checks": self.checks,
@@ -178,6 +192,7 @@ class _Run:
         self.checking = content["checking"]
         self.began = self.ranks.now() - content["seconds"] - self.checking
         self.experiment.oracle.cost = Cost(**content["cost"])
+        self.interrupted = self.experiment.oracle.interrupted = Cost(**content.get("interrupted", {}))
         trials = [own["trials"] for own in content["own"]]
         lives_here = self.experiment.oracle.solutions.owns
         self.experiment.oracle.journal.restore(content["journal"], trials, device, lives_here)
@@ -301,6 +316,7 @@ class _Run:
             status=self.ended or BUDGET_SPENT,
             steps=self.steps,
             cost=experiment.oracle.cost,
+            interrupted=self.interrupted,
             seconds=seconds,
             model=experiment.model(theta),
             last=self.theta,
