@@ -26,6 +26,7 @@ from bltoolbox.problem import Problem
 from bltoolbox.ranks import ALONE, RankFailed, RankLost, Ranks
 from bltoolbox.results import Batch, Cost, Step
 from bltoolbox.samples import Samples
+from bltoolbox.usable import find_flaw
 
 if TYPE_CHECKING:
     from bltoolbox.recipe import Recipe
@@ -38,6 +39,9 @@ _RECOVERY = {
     "shrink-step": "back to the θ before, with shorter steps",
     "skip-batch": "leaving this batch out",
 }
+
+#: The part of `budget.seconds` that is reserved for tuning the baseline.
+_BASELINE = 0.2
 
 #: Evaluation images kept for the figure.
 _PICTURES = 4
@@ -67,6 +71,15 @@ class Experiment:
     @property
     def train(self) -> Samples:
         return self.oracle.samples
+
+    def find_flaw(self, theta: Theta) -> str | None:
+        """Why θ cannot be used with this recipe, if so."""
+        return find_flaw(self.problem, theta, [self.theta])
+
+    def require_usable(self, theta: Theta, sentence: str) -> None:
+        """A θ that is not finite, or makes something infinite, is never taken for a result."""
+        if (flaw := self.find_flaw(theta)) is not None:
+            raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
     def model(self, theta: Theta) -> Model:
         return Model(self.problem, self.oracle.solver, dict(theta), self.recipe)
@@ -222,6 +235,7 @@ class _Run:
                 step = self.experiment.optimizer.step(
                     self.theta, self.experiment.oracle.on(batch), self.state
                 )
+                self.experiment.require_usable(step.theta, "the step leads to a θ that cannot be used")
             except BudgetExhausted:
                 self.ended = BUDGET_SPENT
                 break
@@ -309,6 +323,7 @@ class _Run:
         """Choose θ and evaluate it beside what it should beat."""
         experiment = self.experiment
         theta, chosen = self._choose()
+        experiment.require_usable(theta, "the run ends with a θ that cannot be used")
         baseline = self._baseline()
         initial = self._evaluate(experiment.theta, "evaluating the initial θ")
         evaluation = self._evaluate(theta, "evaluating the learned θ", keep=_PICTURES)
@@ -339,8 +354,21 @@ class _Run:
             return None
         problem, theta = experiment.baseline
         self._tell("phase", "tuning the baseline")
-        theta = tune(problem, theta, experiment.train, experiment.oracle.solver, **self._options())
-        return self._restore(problem, theta, experiment.evaluation, keep=_PICTURES)
+        tuned = tune(
+            problem, theta, experiment.train, experiment.oracle.solver, stop=self._late, **self._options()
+        )
+        experiment.oracle.charge(Cost(evaluation_iterations=tuned.iterations))
+        if not tuned.complete:
+            result = f"its best of {tuned.trials} trials is used" if tuned.trials else "it is left out"
+            self._tell("phase", f"budget.seconds was spent before the baseline was tuned; {result}")
+        if not tuned.trials:
+            return None
+        return self._restore(problem, tuned.theta, experiment.evaluation, keep=_PICTURES)
+
+    def _late(self) -> bool:
+        """Whether the seconds of the budget are spent, those reserved for the baseline included."""
+        limit = self.experiment.recipe.budget.seconds
+        return limit is not None and self.ranks.now() - self.began >= limit
 
     def _evaluate(self, theta: Theta, sentence: str, keep: int = 0) -> Evaluation | None:
         if self.experiment.evaluation is None:
@@ -364,12 +392,14 @@ class _Run:
         }
 
     def _fraction(self) -> float:
-        """The part of the budget that is used: the largest over its limits."""
+        """The part of the budget of training that is used: the largest over its limits."""
         budget, cost = self.experiment.recipe.budget, self.experiment.oracle.cost
+        tuned = self.experiment.baseline is not None and self.experiment.evaluation is not None
+        seconds = budget.seconds and budget.seconds * (1 - _BASELINE * tuned)
         used = (
             (budget.computations, cost.computations),
             (budget.steps, self.steps),
-            (budget.seconds, self._seconds() + self.checking),
+            (seconds, self._seconds() + self.checking),
         )
         return max(spent / limit for limit, spent in used if limit is not None)
 

@@ -26,6 +26,7 @@ from bltoolbox.reading import THETA, THETA_HEADER, file_size, open_file, parse_j
 from bltoolbox.shipped_models import THETA_FILE as THETA_FILE
 from bltoolbox.shipped_models import find_model
 from bltoolbox.tensors import image_layout
+from bltoolbox.usable import find_flaw, initial_thetas
 from bltoolbox.validation import Block
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ class Model:
             recipe.constraint,
             recipe.strong_convexity,
         )
+        channels = (1,) if recipe.color == "gray" else (3, *range(1, 33))
+        if (flaw := find_flaw(problem, theta, initial_thetas(problem, channels))) is not None:
+            raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in upgraded(theta, problem.regularizer).items()}
         return cls(problem, recipe.lower_solver.build(registry), theta, recipe)

@@ -50,7 +50,7 @@ class Cost:
     linearisations: int = 0
     #: Mixed derivatives ∂_θ⟨∇h, q⟩.
     mixed_products: int = 0
-    #: Iterations spent in restoring validation and evaluation images.
+    #: Iterations spent in restoring validation and evaluation images, and in tuning the baseline.
     evaluation_iterations: int = 0
     #: Oracle calls, not summed over samples.
     hypergradients: int = 0

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -83,7 +84,7 @@ class RunDirectory(Listener):
     def resume(self, experiment: Experiment, listeners: Sequence[Listener] = ()) -> RunResult:
         """Take up a run where its newest whole checkpoint left it."""
         with self._taken(experiment):
-            content, passed = self.checkpoints.load()
+            content, passed = self.checkpoints.load(partial(_find_flaw, experiment))
             for sentence in passed if self.ranks.first else ():
                 for listener in listeners:
                     listener.phase(sentence)
@@ -264,6 +265,15 @@ class RunDirectory(Listener):
 
     def _save_theta(self, name: str, theta: Theta) -> None:
         write_bytes(self.path / f"{name}.safetensors", encode(theta, self.experiment.recipe))
+
+
+def _find_flaw(experiment: Experiment, content: Mapping[str, Any]) -> str | None:
+    """Why a checkpoint cannot be resumed from, though it is whole."""
+    run = content["run"]
+    for theta in (run["theta"], run["before"], *(run["best"] or ())[2:]):
+        if (flaw := experiment.find_flaw(theta)) is not None:
+            return f"holds a θ that cannot be used: {flaw}"
+    return None
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
