@@ -43,6 +43,8 @@ _RECOVERY = {
 #: The part of `budget.seconds` that is reserved for tuning the baseline.
 _BASELINE = 0.2
 
+_UNUSABLE = "the step leads to a θ that cannot be used"
+
 #: Evaluation images kept for the figure.
 _PICTURES = 4
 
@@ -72,13 +74,13 @@ class Experiment:
     def train(self) -> Samples:
         return self.oracle.samples
 
-    def find_flaw(self, theta: Theta) -> str | None:
+    def find_flaw(self, theta: Theta, constants: bool = True) -> str | None:
         """Why θ cannot be used with this recipe, if so."""
-        return find_flaw(self.problem, theta, [self.theta])
+        return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
 
-    def require_usable(self, theta: Theta, sentence: str) -> None:
+    def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
         """A θ that is not finite, or makes something infinite, is never taken for a result."""
-        if (flaw := self.find_flaw(theta)) is not None:
+        if (flaw := self.find_flaw(theta, constants)) is not None:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
     def model(self, theta: Theta) -> Model:
@@ -235,7 +237,7 @@ class _Run:
                 step = self.experiment.optimizer.step(
                     self.theta, self.experiment.oracle.on(batch), self.state
                 )
-                self.experiment.require_usable(step.theta, "the step leads to a θ that cannot be used")
+                self.experiment.require_usable(step.theta, _UNUSABLE, constants=False)
             except BudgetExhausted:
                 self.ended = BUDGET_SPENT
                 break

@@ -168,7 +168,7 @@ class Model:
             recipe.strong_convexity,
         )
         channels = (1,) if recipe.color == "gray" else (3, *range(1, 33))
-        if (flaw := find_flaw(problem, theta, initial_thetas(problem, channels))) is not None:
+        if (flaw := find_flaw(problem, theta, initial_thetas(problem, channels), channels)) is not None:
             raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in upgraded(theta, problem.regularizer).items()}

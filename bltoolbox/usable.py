@@ -6,12 +6,13 @@ small picture: its energy, its gradient and its constants there show what θ mak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from bltoolbox.interfaces import Theta
+from bltoolbox.interfaces import Regularizer, Theta
 from bltoolbox.problem import Problem, join, split
 from bltoolbox.tensors import keyed_generator
 
@@ -20,10 +21,17 @@ _SIDES = (16, 64, 256)
 _DTYPES = (torch.float32, torch.float64)
 
 
-def find_flaw(problem: Problem, theta: Theta, expected: Iterable[Theta]) -> str | None:
+def find_flaw(
+    problem: Problem,
+    theta: Theta,
+    expected: Iterable[Theta],
+    channels: Iterable[int] = (3, 1, 2, 4),
+    constants: bool = True,
+) -> str | None:
     """Why ``theta`` cannot be used, as the end of a sentence; None if it can.
 
-    Names and shapes must be those of one of the ``expected`` θ, which are for images of different channels.
+    Names and shapes must be those of one of the ``expected`` θ, which are for images of different ``channels``. The
+    regularizer's ``constants`` take longer than its energy, so that they are not asked for after every step.
     """
     found, first = _shapes(theta), None
     for wanted in map(_shapes, expected):
@@ -39,7 +47,7 @@ def find_flaw(problem: Problem, theta: Theta, expected: Iterable[Theta]) -> str 
     for name, value in theta.items():
         if bad := int((~torch.isfinite(value)).sum()):
             return f"{bad} of the {value.numel()} entries of {name} are NaN or infinite"
-    return _find_overflow(problem, theta)
+    return _find_overflow(problem.regularizer, split(theta, "regularizer"), channels, constants)
 
 
 def initial_thetas(problem: Problem, channels: Iterable[int]) -> Iterator[dict[str, Tensor]]:
@@ -54,31 +62,40 @@ def initial_thetas(problem: Problem, channels: Iterable[int]) -> Iterator[dict[s
         yield join(regularizer=regularizer, operator=operator)
 
 
-def _find_overflow(problem: Problem, theta: Theta) -> str | None:
+def _find_overflow(
+    regularizer: Regularizer, theta: Theta, channels: Iterable[int], constants: bool
+) -> str | None:
     """Which quantity of the regularizer is not finite at θ."""
-    regularizer, own = problem.regularizer, split(theta, "regularizer")
-    for channels in (1, 3, 2, 4):
-        for side in _SIDES:
-            shape = (channels, side, side)
-            if not own or regularizer.check(shape):
-                continue
-            picture = torch.rand(1, *shape, dtype=torch.float64, generator=keyed_generator("probe"))
-            x = picture.to(next(iter(own.values())))
-            try:
-                with torch.no_grad():
-                    quantities = {
-                        "energy": regularizer.energy(own, x),
-                        "gradient": regularizer.gradient(own, x),
-                        "Lipschitz constant": regularizer.lipschitz(own, shape),
-                        "strong convexity": regularizer.strong_convexity(own, shape),
-                    }
-            except (ValueError, RuntimeError, IndexError):
-                break  # θ is for images of another number of channels
-            for name, value in quantities.items():
-                if value is not None and not bool(torch.isfinite(torch.as_tensor(value)).all()):
-                    return f"the {name} of the regularizer is not finite there, so θ is out of range"
-            return None
+    for count in channels if theta else ():
+        shape = next((one for side in _SIDES if not regularizer.check(one := (count, side, side))), None)
+        if shape is None:
+            continue
+        x = torch.linspace(0, 1, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
+        try:
+            quantities = _quantities(regularizer, theta, x, constants)
+        except (ValueError, RuntimeError, IndexError):
+            continue  # θ is for images of another number of channels
+        for name, value in quantities.items():
+            if value is not None and not bool(torch.isfinite(torch.as_tensor(value)).all()):
+                return f"the {name} of the regularizer is not finite there, so θ is out of range"
+        return None
     return None
+
+
+def _quantities(
+    regularizer: Regularizer, theta: Theta, x: Tensor, constants: bool
+) -> dict[str, Tensor | float | None]:
+    """What a run computes from θ."""
+    with torch.no_grad():
+        found: dict[str, Tensor | float | None] = {
+            "energy": regularizer.energy(theta, x),
+            "gradient": regularizer.gradient(theta, x),
+        }
+        if constants:
+            shape = x.shape[1:]
+            found["Lipschitz constant"] = regularizer.lipschitz(theta, shape)
+            found["strong convexity"] = regularizer.strong_convexity(theta, shape)
+    return found
 
 
 def _shapes(theta: Theta) -> dict[str, list[int]]:
