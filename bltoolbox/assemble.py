@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bltoolbox.errors import BltError, MissingError, RecipeError, UsageError
 from bltoolbox.experiment import Experiment
-from bltoolbox.interfaces import Data, Operator, Regularizer, Sampler, Theta
+from bltoolbox.interfaces import Data, Operator, Sampler, Theta
 from bltoolbox.listeners import Guarded, Listener
 from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
@@ -26,6 +26,7 @@ from bltoolbox.registry import Registry, load_registry
 from bltoolbox.samples import Samples
 from bltoolbox.splits import hold_out, shared
 from bltoolbox.tensors import keyed_generator
+from bltoolbox.usable import find_flaw
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -49,7 +50,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         name = recipe.upper_optimizer.name
         raise _refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
-    theta = _initial_theta(recipe, operator, regularizer, train.shape[0], train.dtype, device)
+    theta = _initial_theta(recipe, problem, train.shape[0], train.dtype, device)
     if ranks.first and not (regularizer.convex or _definite(problem, theta, train.shape)):
         log.warning(
             "regularizer %r is not convex and operator %r leaves directions free: the lower level may have several"
@@ -256,37 +257,29 @@ def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:
 
 def _initial_theta(
     recipe: Recipe,
-    operator: Operator,
-    regularizer: Regularizer,
+    problem: Problem,
     channels: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
     generator = keyed_generator("theta", recipe.seed)
     theta = join(
-        regularizer=regularizer.init_params(channels, generator),
-        operator=operator.init_params(channels, generator),
+        regularizer=problem.regularizer.init_params(channels, generator),
+        operator=problem.operator.init_params(channels, generator),
     )
     if recipe.init is not None:
-        theta = _read_initial(recipe, regularizer, theta)
+        theta = _read_initial(recipe, problem, theta)
     return {name: value.to(device, dtype) for name, value in theta.items()}
 
 
-def _read_initial(recipe: Recipe, regularizer: Regularizer, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+def _read_initial(recipe: Recipe, problem: Problem, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     try:
-        saved = upgraded(read_theta(str(recipe.init))[0], regularizer)
+        saved = upgraded(read_theta(str(recipe.init))[0], problem.regularizer)
     except BltError as error:
         raise _refusal(recipe, "init", str(error)) from error
 
-    def shapes(theta: dict[str, Tensor]) -> dict[str, list[int]]:
-        return {name: list(value.shape) for name, value in sorted(theta.items())}
-
-    if shapes(saved) != shapes(expected):
-        raise _refusal(
-            recipe,
-            "init",
-            f"{recipe.init} holds {shapes(saved)}, but this recipe's parameters are {shapes(expected)}",
-        )
+    if (flaw := find_flaw(problem, saved, [expected])) is not None:
+        raise _refusal(recipe, "init", f"the θ of {recipe.init} cannot be used: {flaw}")
     return saved
 
 

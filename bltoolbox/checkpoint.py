@@ -16,7 +16,7 @@ import hashlib
 import io
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +176,12 @@ class Checkpoints:
         if ranks.first:
             self._prune()
 
-    def load(self) -> tuple[dict[str, Any], list[str]]:
-        """The newest whole checkpoint, its warm starts put back, and a sentence for each one that was passed over.
+    def load(
+        self, find_flaw: Callable[[Mapping[str, Any]], str | None] = lambda content: None
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The newest usable checkpoint, its warm starts put back, and a sentence for each one that was passed over.
 
+        One is usable if it is whole and ``find_flaw`` has nothing to say about its content.
         The entry ``own`` of its content is a list of what the ranks kept for themselves.
         """
         passed: list[str] = []
@@ -191,6 +194,8 @@ class Checkpoints:
             def read(path: Path = self.folder / name, found: Any = (manifest, own)) -> str | None:
                 try:
                     found[0].update(self._read_manifest(path))
+                    if (flaw := find_flaw(found[0]["content"])) is not None:
+                        raise DamagedCheckpoint(f"{path.name} {flaw}")
                     for segment in self._own_segments(found[0]):
                         read_checked(
                             segment

@@ -27,6 +27,7 @@ from bltoolbox.problem import Problem
 from bltoolbox.ranks import ALONE, RankFailed, RankLost, Ranks
 from bltoolbox.results import Batch, Cost, Step
 from bltoolbox.samples import Samples
+from bltoolbox.usable import find_flaw
 
 if TYPE_CHECKING:
     from bltoolbox.recipe import Recipe
@@ -39,6 +40,11 @@ _RECOVERY = {
     "shrink-step": "back to the θ before, with shorter steps",
     "skip-batch": "leaving this batch out",
 }
+
+#: The part of `budget.seconds` that is reserved for tuning the baseline.
+_BASELINE = 0.2
+
+_UNUSABLE = "the step leads to a θ that cannot be used"
 
 #: Evaluation images kept for the figure.
 _PICTURES = 4
@@ -68,6 +74,15 @@ class Experiment:
     @property
     def train(self) -> Samples:
         return self.oracle.samples
+
+    def find_flaw(self, theta: Theta, constants: bool = True) -> str | None:
+        """Why θ cannot be used with this recipe, if so."""
+        return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
+
+    def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
+        """A θ that is not finite, or makes something infinite, is never taken for a result."""
+        if (flaw := self.find_flaw(theta, constants)) is not None:
+            raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
     def model(self, theta: Theta) -> Model:
         return Model(self.problem, self.oracle.solver, dict(theta), self.recipe)
@@ -102,6 +117,8 @@ class _Run:
         self.sampler_state = experiment.sampler_state
         self.steps = 0
         self.resumed = False
+        #: What interrupted calls have cost, on all ranks.
+        self.interrupted = Cost()
         #: When it began, and how long the checks have taken, which no method is charged for.
         self.ranks = experiment.oracle.ranks
         self.began = self.ranks.now()
@@ -136,6 +153,7 @@ class _Run:
             # On a full disk, or when a rank is gone, the checkpoints before this one have to do.
             with contextlib.suppress(OSError, RankFailed, RankLost):
                 if self.ended is None and together and not self.unwritten:
+                    self._note_interrupted()
                     self._checkpoint()
             with contextlib.suppress(OSError):
                 self._tell("aborted", self.theta, reason)
@@ -147,6 +165,16 @@ class _Run:
         self._tell("finished", result)
         return result
 
+    def _note_interrupted(self) -> None:
+        """Add up over ranks what the call under way had cost: the ledger is charged when it is repeated."""
+        oracle = self.experiment.oracle
+        mine, lost = oracle.interrupted - self.interrupted, Cost()
+        for cost in self.ranks.gather("interrupted", asdict(mine)):
+            lost = lost + Cost(**cost)
+        self.interrupted = oracle.interrupted = self.interrupted + lost
+        if lost.computations:
+            self._tell("phase", f"{lost.computations:,} computations of an interrupted call will be repeated")
+
     def snapshot(self) -> dict[str, Any]:
         """Everything a checkpoint holds but the warm starts: plain data and tensors."""
         return {
@@ -157,6 +185,7 @@ class _Run:
             "seconds": self._seconds(),
             "checking": self.checking,
             "cost": asdict(self.experiment.oracle.cost),
+            "interrupted": asdict(self.interrupted),
             "journal": self.experiment.oracle.journal.pack(),
             "own": {"trials": trials} if (trials := self.experiment.oracle.journal.trials()) else None,
             "checks": self.checks,
@@ -181,6 +210,7 @@ class _Run:
         self.checking = content["checking"]
         self.began = self.ranks.now() - content["seconds"] - self.checking
         self.experiment.oracle.cost = Cost(**content["cost"])
+        self.interrupted = self.experiment.oracle.interrupted = Cost(**content.get("interrupted", {}))
         trials = [own["trials"] for own in content["own"]]
         lives_here = self.experiment.oracle.solutions.owns
         self.experiment.oracle.journal.restore(content["journal"], trials, device, lives_here)
@@ -210,6 +240,7 @@ class _Run:
                 step = self.experiment.optimizer.step(
                     self.theta, self.experiment.oracle.on(batch), self.state
                 )
+                self.experiment.require_usable(step.theta, _UNUSABLE, constants=False)
             except BudgetExhausted:
                 self.ended = BUDGET_SPENT
                 break
@@ -297,6 +328,7 @@ class _Run:
         """Choose θ and evaluate it beside what it should beat."""
         experiment = self.experiment
         theta, chosen = self._choose()
+        experiment.require_usable(theta, "the run ends with a θ that cannot be used")
         baseline = self._baseline()
         initial = self._evaluate(experiment.theta, "evaluating the initial θ")
         evaluation = self._evaluate(theta, "evaluating the learned θ", keep=_PICTURES)
@@ -304,6 +336,7 @@ class _Run:
             status=self.ended or BUDGET_SPENT,
             steps=self.steps,
             cost=experiment.oracle.cost,
+            interrupted=self.interrupted,
             seconds=seconds,
             model=experiment.model(theta),
             last=self.theta,
@@ -326,8 +359,21 @@ class _Run:
             return None
         problem, theta = experiment.baseline
         self._tell("phase", "tuning the baseline")
-        theta = tune(problem, theta, experiment.train, experiment.oracle.solver, **self._options())
-        return self._restore(problem, theta, experiment.evaluation, keep=_PICTURES)
+        tuned = tune(
+            problem, theta, experiment.train, experiment.oracle.solver, stop=self._late, **self._options()
+        )
+        experiment.oracle.charge(Cost(evaluation_iterations=tuned.iterations))
+        if not tuned.complete:
+            result = f"its best of {tuned.trials} trials is used" if tuned.trials else "it is left out"
+            self._tell("phase", f"budget.seconds was spent before the baseline was tuned; {result}")
+        if not tuned.trials:
+            return None
+        return self._restore(problem, tuned.theta, experiment.evaluation, keep=_PICTURES)
+
+    def _late(self) -> bool:
+        """Whether the seconds of the budget are spent, those reserved for the baseline included."""
+        limit = self.experiment.recipe.budget.seconds
+        return limit is not None and self.ranks.now() - self.began >= limit
 
     def _evaluate(self, theta: Theta, sentence: str, keep: int = 0) -> Evaluation | None:
         if self.experiment.evaluation is None:
@@ -351,12 +397,14 @@ class _Run:
         }
 
     def _fraction(self) -> float:
-        """The part of the budget that is used: the largest over its limits."""
+        """The part of the budget of training that is used: the largest over its limits."""
         budget, cost = self.experiment.recipe.budget, self.experiment.oracle.cost
+        tuned = self.experiment.baseline is not None and self.experiment.evaluation is not None
+        seconds = budget.seconds and budget.seconds * (1 - _BASELINE * tuned)
         used = (
             (budget.computations, cost.computations),
             (budget.steps, self.steps),
-            (budget.seconds, self._seconds() + self.checking),
+            (seconds, self._seconds() + self.checking),
         )
         return max(spent / limit for limit, spent in used if limit is not None)
 

@@ -106,6 +106,8 @@ class RunResult:
     baseline: Evaluation | None = None
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
     run_dir: Path | None = None
+    #: What calls cost that an interruption cut off. They were repeated, so ``cost`` is that of an uninterrupted run.
+    interrupted: Cost = field(default_factory=Cost, repr=False)
 
     @property
     def theta(self) -> dict[str, Tensor]:
@@ -160,6 +162,7 @@ class RunResult:
             "psnr_validation": self.validation_psnr,
             "steps": self.steps,
             **self.cost.as_dict(),
+            "interrupted_computations": self.interrupted.computations,
             "seconds": round(self.seconds, 3),
             "theta_size": self.model.size,
             "theta": self.chosen,

@@ -93,6 +93,7 @@ def solve(
                     lower, state = out.retire(lower, state, progress, verdict, iteration)
                 if not len(progress.active):
                     break
+            lower.counter.lower_iterations += len(progress.active)
             state = solver.step(lower, state)
             progress.observe(state.residual)
     return out.solution()

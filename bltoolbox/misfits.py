@@ -16,15 +16,12 @@ from torch import Tensor
 
 from bltoolbox.errors import BltError, explain
 from bltoolbox.interfaces import Theta
-from bltoolbox.problem import Problem, join
 from bltoolbox.results import Cost
 
 if TYPE_CHECKING:
     from bltoolbox.experiment import Experiment
     from bltoolbox.store import Store
 
-#: Channels that a θ may be for, the usual ones first.
-_CHANNELS = (3, 1, 2, 4, *range(5, 65))
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -80,32 +77,6 @@ def check_theta(theta: Mapping[str, Any], expected: Theta) -> None:
             raise ValueError(f"{name} of θ does not hold real numbers")
         if value.shape != expected[name].shape:
             raise ValueError(f"{name} of θ has shape {list(value.shape)}, not {list(expected[name].shape)}")
-
-
-def refuse_unfit_theta(source: str, theta: Theta, problem: Problem, gray: bool) -> None:
-    """Refuse a θ file whose tensors are not those of its recipe, for images of any number of channels."""
-    wanted = {name.partition(".")[0] for name in theta}
-    trouble: ValueError | None = None
-    for channels in (1,) if gray else _CHANNELS:
-        generator = torch.Generator().manual_seed(0)
-        try:
-            expected = join(
-                regularizer=problem.regularizer.init_params(channels, generator),
-                # Without parameters, a learned operator is the true one.
-                operator=problem.operator.init_params(channels, generator) if "operator" in wanted else {},
-            )
-        except ValueError:  # not for so many channels
-            continue
-        try:
-            check_theta(theta, expected)
-        except ValueError as error:
-            trouble = trouble or error
-        else:
-            return
-    if trouble is not None:
-        raise BltError(
-            f"{source}: {trouble}, so it does not fit its recipe; train it again, or get the file again"
-        )
 
 
 def _check_rows(store: Store, shape: tuple[int, ...]) -> None:

@@ -26,6 +26,7 @@ from bltoolbox.reading import THETA, THETA_HEADER, file_size, open_file, parse_j
 from bltoolbox.shipped_models import THETA_FILE as THETA_FILE
 from bltoolbox.shipped_models import find_model
 from bltoolbox.tensors import image_layout
+from bltoolbox.usable import find_flaw, initial_thetas
 from bltoolbox.validation import Block
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class Model:
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
         """From a run directory, a θ file or the name of a shipped model (``blt models``)."""
         from bltoolbox.assemble import DTYPES, pick_device
-        from bltoolbox.misfits import refuse_unfit_theta, refusing_misfits
+        from bltoolbox.misfits import refusing_misfits
         from bltoolbox.recipe import recipe_from_dict
         from bltoolbox.registry import load_registry
 
@@ -169,13 +170,22 @@ class Model:
         )
         with refusing_misfits(str(source)):
             theta = upgraded(theta, problem.regularizer)
-        refuse_unfit_theta(str(source), theta, problem, recipe.color == "gray")
+        theta = _one_precision(theta, DTYPES[recipe.dtype])
+        channels = (1,) if recipe.color == "gray" else (3, *range(1, 33))
+        expected = initial_thetas(problem, channels, any(name.startswith("operator.") for name in theta))
+        if (flaw := find_flaw(problem, theta, expected, channels)) is not None:
+            raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
         place = pick_device(device)
-        kinds = {value.dtype for value in theta.values()}
-        # Torch computes with one precision at a time, and on a CPU hardly with half of it.
-        kind = kinds.pop() if kinds in ({torch.float32}, {torch.float64}) else DTYPES[recipe.dtype]
-        theta = {name: value.to(place, kind) for name, value in theta.items()}
+        theta = {name: value.to(place) for name, value in theta.items()}
         return cls(problem, recipe.lower_solver.build(registry), theta, recipe)
+
+
+def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
+    """θ in the precision it has, or in that of its recipe: torch computes with one at a time, and hardly with half."""
+    kinds = {value.dtype for value in theta.values()}
+    if kinds in ({torch.float32}, {torch.float64}) or not all(kind.is_floating_point for kind in kinds):
+        return dict(theta)
+    return {name: value.to(otherwise) for name, value in theta.items()}
 
 
 def solve(y: Tensor | np.ndarray, theta: Model | Path | str, tol: float | None = None) -> Tensor:

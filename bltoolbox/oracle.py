@@ -46,6 +46,9 @@ from bltoolbox.tally import Chunk, Slowest, Tally, merge
 #: Accuracy, relative to the first gradient norm, of the solves that only tell sizes.
 _ROUGH = 0.1
 
+#: What asking counts as, besides what it costs.
+_CALLS = {"value": Cost(values=1), "hypergradient": Cost(hypergradients=1), "scales": Cost()}
+
 Reply = TypeVar("Reply", Value, HypergradientResult, Scales)
 
 
@@ -80,7 +83,10 @@ class BilevelOracle:
         self.before_call = before_call
         self.after_call: Callable[[], None] | None = None
         self.cost = Cost()
+        #: What calls cost that were interrupted. They are repeated on resume, so that equal runs have equal ledgers.
+        self.interrupted = Cost()
         self.counter = Counter()
+        self.slowest = Slowest(0, chunk)
         self.journal = Journal()
         self.certificate: Mapping[str, float | str] = {}
         self.ranks = ranks
@@ -114,6 +120,7 @@ class BilevelOracle:
         """x̃ with ‖x̃ − x̂‖ ≤ tol where μ is known, ‖∇h‖ ≤ tol elsewhere."""
         mu = torch.where(chunk.lower.mu > 0, chunk.lower.mu, 1.0)
         solution = solve(self.solver, chunk.lower, chunk.start, tol * mu, limit=self.iteration_limit)
+        self.slowest.add(chunk.positions, solution.iterations.tolist())
         fatal = [Status.NOT_FINITE, Status.DIVERGED, Status.LIMIT]
         if self.strict:
             fatal.append(Status.STALLED)
@@ -152,23 +159,24 @@ class BilevelOracle:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Warm starts and ledger change together, at the end, or not at all."""
-        cost = self.cost
+        """Warm starts change at the end, or not at all. A call that failed is paid for, as it is not made again.
+
+        One that was interrupted is made again when the run is resumed: the ledger is charged then, ``interrupted`` now.
+        """
+        before = self.cost
         for store in self.stores.values():
             store.begin()
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             for store in self.stores.values():
                 store.rollback()
-            self.cost = cost
+            if not isinstance(error, NumericalError):
+                self.interrupted = self.interrupted + (self.cost - before)
+                self.cost = before
             raise
         for store in self.stores.values():
             store.commit()
-
-
-class _NoValue(Exception):
-    """A trial θ at which nothing can be computed."""
 
 
 class BatchOracle:
@@ -214,31 +222,32 @@ class BatchOracle:
         self,
         question: str,
         theta: Theta,
-        add: Callable[[Chunk, Tally], tuple[Solution, Estimate | None]],
+        add: Callable[[Chunk, Tally], None],
         certificate: Certificate | None = None,
     ) -> Tally:
-        """Solve this rank's share, chunk by chunk, and add what all ranks found."""
+        """Solve this rank's share, chunk by chunk, add what all ranks found, and charge it even if it failed."""
         oracle = self._oracle
-        slowest = Slowest(len(self._batch.ids), oracle.chunk)
+        oracle.slowest = Slowest(len(self._batch.ids), oracle.chunk)
+        oracle.counter.collect()
+        tally = Tally()
 
         def work() -> dict[str, Any]:
-            tally = Tally()
             with allowed():
-                oracle.counter.collect()
-                for chunk in oracle.chunks(theta, self._batch, self._share.positions):
-                    try:
-                        solution, estimate = add(chunk, tally)
-                    except _NoValue:
-                        tally.failed = True
-                        break
-                    slowest.add(chunk.positions, solution, estimate)
-                    tally.charge(_cost_of(solution, estimate))
-                tally.charge(oracle.counter.collect())
+                try:
+                    for chunk in oracle.chunks(theta, self._batch, self._share.positions):
+                        add(chunk, tally)
+                except NumericalError as error:
+                    tally.error = str(error)
                 tally.certificate = {} if certificate is None else certificate.word()
+            tally.charge(oracle.counter.collect())
             return tally.word()
 
-        total = merge(oracle.ranks.each(self._place(question, theta), work))
-        oracle.charge(replace(total.cost, slowest=slowest.total(oracle.ranks)))
+        try:
+            total = merge(oracle.ranks.each(self._place(question, theta), work))
+        except BaseException:
+            oracle.charge(tally.cost + oracle.counter.collect())
+            raise
+        oracle.charge(replace(total.cost, slowest=oracle.slowest.total(oracle.ranks)) + _CALLS[question])
         return total
 
     def _place(self, question: str, theta: Theta) -> str:
@@ -270,15 +279,15 @@ class BatchOracle:
     def _scales(self, theta: Theta) -> Scales:
         oracle = self._oracle
 
-        def add(chunk: Chunk, tally: Tally) -> tuple[Solution, None]:
+        def add(chunk: Chunk, tally: Tally) -> None:
             start = chunk.lower.start()
             # A tenth of the first gradient norm is enough to know a size by.
             tol = _ROUGH * chunk.lower.residual(start)
             solution = solve(oracle.solver, chunk.lower, start, tol, limit=oracle.iteration_limit)
+            oracle.slowest.add(chunk.positions, solution.iterations.tolist())
             tally.measured(chunk, start, solution)
-            return solution, None
 
-        return self._tally("scales", theta, add).as_scales()
+        return _unless_failed(self._tally("scales", theta, add)).as_scales()
 
     def _value(self, theta: Theta, tol: float) -> Value:
         oracle = self._oracle
@@ -286,23 +295,18 @@ class BatchOracle:
         row = math.prod(oracle.samples.shape) * oracle.samples.dtype.itemsize
         large = len(self._batch.ids) * row > MAPPED
 
-        def add(chunk: Chunk, tally: Tally) -> tuple[Solution, None]:
-            try:
-                solution = oracle.solve(chunk, tol)
-            except NumericalError as error:
-                # A trial θ so far off that nothing can be computed there is worse than any: a line search goes on.
-                raise _NoValue from error
+        def add(chunk: Chunk, tally: Tally) -> None:
+            solution = oracle.solve(chunk, tol)
             tally.solved(chunk, solution)
-            tally.charge(Cost(line_search=int(solution.iterations.sum())))
             trial.append((chunk.samples, park(solution.x, oracle.solutions.folder) if large else solution.x))
-            return solution, None
 
         with self._hosting("value", theta, "solutions"):
             total = self._tally("value", theta, add)
+        oracle.charge(Cost(line_search=total.cost.lower_iterations))
         if total.failed:
+            # A trial θ so far off that nothing can be computed there is worse than any: a line search continues.
             return total.as_value()
         self._share.bring_home(oracle.ranks, trial, self._like("solutions"))
-        oracle.charge(Cost(values=1))
         return total.as_value(trial)
 
     def _hypergradient(
@@ -312,7 +316,7 @@ class BatchOracle:
         certificate = oracle.new_certificate()
         z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
 
-        def add(chunk: Chunk, tally: Tally) -> tuple[Solution, Estimate]:
+        def add(chunk: Chunk, tally: Tally) -> None:
             solution = oracle.solve(chunk, tol)
             tally.solved(chunk, solution)
             estimate = self._estimate(chunk, solution.x, adjoint_tol)
@@ -324,12 +328,10 @@ class BatchOracle:
             if bound and estimated is not None:
                 tally.omega += float(chunk.weights @ estimated.double())
             certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
-            return solution, estimate
 
         with self._hosting("hypergradient", theta, *oracle.stores, keep=True):
-            total = self._tally("hypergradient", theta, add, certificate)
+            total = _unless_failed(self._tally("hypergradient", theta, add, certificate))
         z = self._sum(z)
-        oracle.charge(Cost(hypergradients=1))
         gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
         if not all(bool(torch.isfinite(part).all()) for part in gradient.values()):
             raise NumericalError(
@@ -359,16 +361,28 @@ class BatchOracle:
         oracle = self._oracle
         tol = torch.full_like(chunk.lower.mu, adjoint_tol)
         warm = oracle.adjoints.get(chunk.samples, torch.zeros_like(x))
+        products = oracle.counter.hessian_products
         try:
             estimate = oracle.hypergradient.estimate(
                 chunk.lower, chunk.upper, x, chunk.weights.to(x.dtype), tol, warm
             )
-        except NumericalError as error:
-            raise NumericalError(f"samples {_short(chunk.samples)}: {error}") from error
+        except BaseException as error:
+            self._charge_unfinished(chunk, oracle.counter.hessian_products - products)
+            if isinstance(error, NumericalError):
+                raise NumericalError(f"samples {_short(chunk.samples)}: {error}") from error
+            raise
+        oracle.counter.linear_iterations += int(estimate.iterations.sum())
+        oracle.slowest.add(chunk.positions, estimate.iterations.tolist(), linear=True)
         oracle.solutions.put(chunk.samples, x)
         if estimate.adjoint is not None:
             oracle.adjoints.put(chunk.samples, estimate.adjoint)
         return estimate
+
+    def _charge_unfinished(self, chunk: Chunk, products: int) -> None:
+        """A system that failed reports no iterations; its Hessian products, one per iteration, stand for them."""
+        count = len(chunk.samples)
+        self._oracle.counter.linear_iterations += products
+        self._oracle.slowest.add(chunk.positions, [-(-products // count)] * count, linear=True)
 
     def _estimated_bound(
         self, chunk: Chunk, solution: Solution, estimate: Estimate, wanted: bool, tally: Tally
@@ -398,11 +412,11 @@ class BatchOracle:
         return result.omega
 
 
-def _cost_of(solution: Solution, estimate: Estimate | None) -> Cost:
-    return Cost(
-        lower_iterations=int(solution.iterations.sum()),
-        linear_iterations=0 if estimate is None else int(estimate.iterations.sum()),
-    )
+def _unless_failed(tally: Tally) -> Tally:
+    """What ranks found together, or what went wrong on the first of them."""
+    if tally.error is not None:
+        raise NumericalError(tally.error)
+    return tally
 
 
 def _short(ids: Sequence[int]) -> str:

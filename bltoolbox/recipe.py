@@ -12,7 +12,7 @@ the default component of that section. Validation needs no torch once the signat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,7 +54,9 @@ class Budget:
     Args:
         computations: Lower-level and linear iterations, summed over samples.
         steps: Upper-level steps.
-        seconds: Wall-clock time.
+        seconds: Wall-clock time of training with its checks and of tuning the baseline, for which a fifth is reserved
+            if the recipe has one. The oracle call or check under way is completed; the evaluation at the end, which
+            every run needs, comes on top.
     """
 
     computations: Annotated[float, Gt(0)] | None = None
@@ -159,7 +161,7 @@ class Recipe:
     data: Annotated[Block, OfKind("data")]
     evaluation: Annotated[Block, OfKind("data")] | None = None
     operator: Annotated[Block, OfKind("operator")] = Block("operator", "identity")
-    noise: Annotated[float, Ge(0)] = 25 / 255
+    noise: Annotated[float, Ge(0), Le(1)] = 25 / 255
     constraint: Literal["none", "nonnegative", "box"] = "none"
     strong_convexity: Annotated[float, Ge(0)] = 0.0
     regularizer: Annotated[Block, OfKind("regularizer")]
@@ -323,7 +325,7 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
     registry = registry or load_registry()
     checker = Checker(registry)
     values = checker.parameters(describe(Recipe).parameters, document.data, (), "a recipe")
-    issues = checker.issues
+    issues = [_with_hint(issue, document.data) for issue in checker.issues]
     for name, cls in (("budget", Budget), ("validation", Validation)):
         if not any(issue.where[:1] == (name,) for issue in issues):
             try:
@@ -341,6 +343,15 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
     _raise(document, issues)
     recipe: Recipe = construct(Recipe, values, lambda block: block)
     return _with(recipe, document=document, **extra)
+
+
+def _with_hint(issue: Issue, given: Mapping[str, Any]) -> Issue:
+    """Noise is often given for pixel values of 8 or 16 bits."""
+    noise = given.get("noise")
+    if issue.where != ("noise",) or not isinstance(noise, int | float) or not 1 < noise <= 65535:
+        return issue
+    largest = 255 if noise <= 255 else 65535
+    return replace(issue, message=f"{issue.message}; images are in [0, 1], did you mean {noise:g}/{largest}?")
 
 
 def _refuse_newer(document: Document) -> None:

@@ -33,6 +33,7 @@ class Cost:
     """The ledger, every entry summed over samples unless it says otherwise.
 
     ``computations``, lower-level plus linear iterations, is the paper's unit. Line search is in it, evaluation is not.
+    What a failed solve took is in it, too; a failed adjoint system is charged for its Hessian products.
     """
 
     lower_iterations: int = 0
@@ -49,7 +50,7 @@ class Cost:
     linearisations: int = 0
     #: Mixed derivatives ∂_θ⟨∇h, q⟩.
     mixed_products: int = 0
-    #: Iterations spent in restoring validation and evaluation images.
+    #: Iterations spent in restoring validation and evaluation images, and in tuning the baseline.
     evaluation_iterations: int = 0
     #: Oracle calls, not summed over samples.
     hypergradients: int = 0
@@ -62,20 +63,32 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
     def as_dict(self) -> dict[str, int]:
         return {"computations": self.computations} | {f.name: getattr(self, f.name) for f in fields(self)}
 
 
+@dataclass
 class Counter:
-    """Counts derivatives as they are taken; the ledger collects them after each oracle call."""
+    """Counts iterations and derivatives as they happen, so that a call that fails or is interrupted has its cost, too.
 
-    def __init__(self) -> None:
-        self.gradients = self.hessian_products = self.linearisations = self.mixed_products = 0
+    The ledger collects them after each oracle call.
+    """
+
+    lower_iterations: int = 0
+    linear_iterations: int = 0
+    gradients: int = 0
+    hessian_products: int = 0
+    linearisations: int = 0
+    mixed_products: int = 0
 
     def collect(self) -> Cost:
         """What was counted since the last time."""
         cost = Cost(**vars(self))
-        self.__init__()  # type: ignore[misc]
+        for entry in fields(self):
+            setattr(self, entry.name, 0)
         return cost
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -96,7 +97,7 @@ class RunDirectory(Listener):
         with self._writing(resumable=True):
             self._attach(experiment)
             self.ranks.each("resuming", self._claim)
-            content, passed = self.checkpoints.load()
+            content, passed = self.checkpoints.load(partial(_find_flaw, experiment))
             for sentence in passed if self.ranks.first else ():
                 for listener in listeners:
                     listener.phase(sentence)
@@ -325,6 +326,15 @@ class RunDirectory(Listener):
 def _is_figure(value: Any) -> bool:
     """Whether a curve can show it; a step may have no loss."""
     return value is None or (isinstance(value, int | float) and abs(value) < LARGEST)
+
+
+def _find_flaw(experiment: Experiment, content: Mapping[str, Any]) -> str | None:
+    """Why a checkpoint cannot be resumed from, though it is whole."""
+    run = content["run"]
+    for theta in (run["theta"], run["before"], *(run["best"] or ())[2:]):
+        if (flaw := experiment.find_flaw(theta)) is not None:
+            return f"holds a θ that cannot be used: {flaw}"
+    return None
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:

@@ -81,9 +81,9 @@ class Samples:
             raise BltError(f"an image cannot be had: {error}") from error
         x_true = image_layout(clean.to(self.device, self.dtype))
         y = self.operator.apply(x_true, self.operator_theta)
-        if self.noise:
-            y = self.operator.add_noise(y, self.noise * self._noise(ids, y.shape[1:]).to(y))
-        return x_true, image_layout(y)
+        # Without noise the operator is asked as well: its measurements may be of a form of their own.
+        noise = self.noise * self._noise(ids, y.shape[1:]).to(y) if self.noise else torch.zeros_like(y)
+        return x_true, image_layout(self.operator.add_noise(y, noise))
 
     def _clean(self, ids: Sequence[int]) -> Tensor:
         images = self._read(ids)

@@ -44,8 +44,8 @@ class Tally:
     iterations: float = 0.0
     count: int = 0
     short: dict[str, int] = field(default_factory=dict)
-    #: Whether some solve failed, so that there is no value.
-    failed: bool = False
+    #: Why some solve failed, so that there is neither a value nor a hypergradient.
+    error: str | None = None
     adjoint_residual: float = 0.0
     adjoint_iterations: float = 0.0
     #: The error bound of the weighted mean.
@@ -92,6 +92,10 @@ class Tally:
         """Add to the ledger."""
         self.cost = self.cost + cost
 
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
     def word(self) -> dict[str, Any]:
         """As plain data."""
         return vars(self) | {"cost": vars(self.cost)}
@@ -130,8 +134,10 @@ def _join(name: str, mine: Any, theirs: Any) -> Any:
         return {
             key: _join(key, value, theirs[key]) if key in theirs else value for key, value in mine.items()
         } | extra
+    if name == "error":
+        return theirs if mine is None else mine
     if isinstance(mine, bool):
-        return (mine or theirs) if name == "failed" else (mine and theirs)
+        return mine and theirs
     return max(mine, theirs) if name in _LARGEST or name.endswith("_max") else mine + theirs
 
 
@@ -146,12 +152,11 @@ class Slowest:
         #: The most iterations of a lower-level solve and of a linear system, chunk after chunk.
         self.most = [0] * (2 * -(-count // chunk))
 
-    def add(self, positions: Sequence[int], solution: Solution, estimate: Estimate | None = None) -> None:
-        kinds = [solution.iterations] + ([] if estimate is None else [estimate.iterations])
-        for kind, iterations in enumerate(kinds):
-            for position, spent in zip(positions, iterations.tolist(), strict=True):
-                place = 2 * (position // self.chunk) + kind
-                self.most[place] = max(self.most[place], spent)
+    def add(self, positions: Sequence[int], iterations: Sequence[int], *, linear: bool = False) -> None:
+        """Iterations of the lower level, or of a linear system, of the samples at some positions of the batch."""
+        for position, spent in zip(positions, iterations, strict=True):
+            place = 2 * (position // self.chunk) + linear
+            self.most[place] = max(self.most[place], spent)
 
     def total(self, ranks: Ranks) -> int:
         """Over all ranks."""

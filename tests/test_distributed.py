@@ -40,7 +40,7 @@ from bltoolbox.model import read_theta
 from bltoolbox.oracle import BilevelOracle
 from bltoolbox.ranks import ALONE, RankFailed, RankLost, Ranks
 from bltoolbox.recipe import Recipe, recipe_from_dict
-from bltoolbox.results import Batch
+from bltoolbox.results import Batch, Cost
 from bltoolbox.run_dir import RunDirectory
 from bltoolbox.share import assign, divide
 
@@ -270,7 +270,12 @@ class TestFailures:
         work(ALONE, tmp_path / "alone")
         on_ranks(tmp_path, 3, lambda ranks: work(ranks, tmp_path / "run"))
         assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["recoveries"] >= 1
-        assert_close(tmp_path / "alone", tmp_path / "run", apart=["hessian_products"])
+        # What the other ranks had solved when one failed is charged, and alone it was never begun.
+        ledger = list(Cost().as_dict())
+        assert_close(tmp_path / "alone", tmp_path / "run", apart=ledger)
+        alone, together = (lines(tmp_path / name / "metrics.jsonl")[-1] for name in ("alone", "run"))
+        assert together["computations"] >= alone["computations"]
+        assert together["hypergradients"] == alone["hypergradients"] == 8 + together["recoveries"]
 
     def test_any_other_error_on_one_rank_ends_all_with_its_words(self, tmp_path: Path) -> None:
         def work(ranks: Ranks) -> None:

@@ -152,7 +152,7 @@ class TestInitialTheta:
         path = tmp_path / "theta.safetensors"
         assemble(recipe()).model(assemble(recipe()).theta).save(path)
         changed = SETTINGS["regularizer"] | other
-        with pytest.raises(RecipeError, match=r"init: .*theta\.safetensors holds"):
+        with pytest.raises(RecipeError, match=r"init: .*theta\.safetensors cannot be used: it has"):
             run(recipe(init=str(path), regularizer=changed), out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import kept, small_foe
+from helpers import kept
 from torch import Tensor
 
 from blt_hypergradients.cg_ift import CGIFT
 from blt_regularizers.foe import FieldOfExperts
 from blt_solvers.agd import AGD
 from blt_solvers.mm import MemoryGradient
-from bltoolbox import run
+from bltoolbox import resume, run
+from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import LowerSolver, Theta
+from bltoolbox.interrupts import Interrupted
+from bltoolbox.listeners import RunResult
 from bltoolbox.problem import LowerLevel, join
 from bltoolbox.recipe import recipe_from_dict
-from bltoolbox.results import Batch
+from bltoolbox.results import Batch, Cost
 from bltoolbox.tensors import keyed_generator
 from bltoolbox.testing import make_oracle, smooth_images
 
@@ -122,15 +126,136 @@ def test_line_search_is_in_and_evaluation_is_out(tmp_path: Path) -> None:
     assert plain.as_dict()["hessian_products"] == cost.hessian_products
 
 
-def test_a_call_that_fails_costs_nothing() -> None:
-    foe = small_foe()
-    oracle = make_oracle(smooth_images(2, (3, 9, 10)), foe, AGD(), CGIFT())
-    theta = join(regularizer=foe.init_params(3, keyed_generator(0)))
-    asked = oracle.on(Batch(range(2), [1.0, 1.0]))
-    asked.hypergradient(theta, 1e-2, 1e-2)
-    before, warm = oracle.cost, kept(oracle.solutions, range(2))
-    broken = {name: torch.full_like(value, torch.nan) for name, value in theta.items()}
-    with pytest.raises(Exception, match="NaN or Inf"):
-        asked.hypergradient(broken, 1e-2, 1e-2)
-    assert oracle.cost == before
-    assert torch.equal(kept(oracle.solutions, range(2)), warm)
+COUNTED = ("lower_iterations", "gradients", "hessian_products", "linearisations", "mixed_products")
+
+
+class Prepared:
+    """An oracle of five counting samples in two chunks, asked once, so that it has warm starts."""
+
+    def __init__(self, limit: int = 2000, adjoint_limit: int = 500) -> None:
+        self.seen: Counter[str] = Counter()
+        foe = CountingFoE(self.seen)
+        self.solver = counting(AGD, self.seen)
+        images = smooth_images(5, (3, 9, 10))
+        self.oracle = make_oracle(images, foe, self.solver, CGIFT(), chunk=3)
+        self.theta = join(regularizer=foe.init_params(3, keyed_generator(0)))
+        self.asked = self.oracle.on(Batch(range(5), [1.0] * 5))
+        self.asked.hypergradient(self.theta, 1e-2, 1e-2)
+        self.oracle.iteration_limit, self.oracle.hypergradient = limit, CGIFT(adjoint_limit)
+        self.before, self.warm = self.oracle.cost, kept(self.oracle.solutions, range(5))
+        self.seen.clear()
+
+    def assert_charged(self, cost: Cost) -> None:
+        """What was spent is what the components saw, and no warm start has changed."""
+        assert {name: getattr(cost, name) for name in COUNTED} == {name: self.seen[name] for name in COUNTED}
+        assert cost.computations > 0
+        assert torch.equal(kept(self.oracle.solutions, range(5)), self.warm)
+
+
+def test_a_trial_value_that_fails_is_charged() -> None:
+    case = Prepared(limit=4)
+    value = case.asked.value({name: one + 0.5 for name, one in case.theta.items()}, 1e-9)
+    assert value.value == float("inf")
+    spent = case.oracle.cost - case.before
+    case.assert_charged(spent)
+    assert spent.values == 1 and spent.line_search == spent.lower_iterations == 3 * 4
+    assert spent.slowest == 3 * 4, "the first chunk failed, and the second was not begun"
+
+
+@pytest.mark.parametrize(("limit", "adjoint_limit"), [(4, 500), (2000, 1)])
+def test_a_hypergradient_that_fails_is_charged(limit: int, adjoint_limit: int) -> None:
+    case = Prepared(limit, adjoint_limit)
+    with pytest.raises(NumericalError, match="limit"):
+        case.asked.hypergradient(case.theta, 1e-7, 1e-9)
+    spent = case.oracle.cost - case.before
+    case.assert_charged(spent)
+    assert spent.hypergradients == 1 and spent.slowest >= spent.computations
+    assert spent.linear_iterations == case.seen["hessian_products"]
+    assert case.oracle.interrupted == Cost()
+
+
+@pytest.mark.parametrize("when", ["lower", "adjoint"])
+def test_an_interrupted_call_is_charged_apart(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Prepared()
+    if when == "lower":
+        step = type(case.solver).step
+
+        def stop(self: LowerSolver, lower: LowerLevel, state: object) -> object:
+            if case.seen["lower_iterations"] >= 20:
+                raise Interrupted(signal.SIGINT)
+            return step(self, lower, state)
+
+        monkeypatch.setattr(type(case.solver), "step", stop)
+    else:
+        monkeypatch.setattr(LowerLevel, "mixed", lambda *_: (_ for _ in ()).throw(Interrupted(signal.SIGINT)))
+    with pytest.raises(Interrupted):
+        case.asked.hypergradient(case.theta, 1e-6, 1e-6)
+    assert case.oracle.cost == case.before, "it will be repeated"
+    if when == "lower":
+        # The iteration that the signal met is counted, as it had begun.
+        case.seen["lower_iterations"] += 3
+    case.assert_charged(case.oracle.interrupted)
+
+
+FAILING = {
+    "data": {"name": "dead-leaves", "count": 4, "size": 16},
+    "regularizer": {"name": "foe", "filters": 2, "kernel_size": 3},
+    "validation": {"count": 0},
+    "device": "cpu",
+    "checkpoint": {"every": 0},
+}
+
+
+def test_steps_that_fail_use_up_the_budget() -> None:
+    settings = FAILING | {
+        "hypergradient": {"name": "cg-ift", "iteration_limit": 1},
+        "upper_optimizer": {"name": "isgd", "step": 1e-2, "tol": 1e-3, "adjoint_tol": 1e-9},
+        "sampler": {"name": "epoch", "size": 2},
+        "on_divergence": "skip-batch",
+        "budget": {"computations": 150},
+    }
+    result = run(recipe_from_dict(settings))
+    assert result.status == "budget spent" and result.steps == 0
+    assert result.cost.computations >= 150
+
+
+def test_interruptions_leave_the_ledger_of_a_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = FAILING | {
+        # So long a first step that the first trial values fail.
+        "upper_optimizer": {"name": "maid", "step": 30.0, "tol": 0.05},
+        "iteration_limit": 100,
+        "sampler": {"name": "full"},
+        "budget": {"steps": 3},
+    }
+    whole = run(recipe_from_dict(settings), out=tmp_path / "whole")
+    assert whole.as_dict()["interrupted_computations"] == 0
+    stops, step = iter([20, 200, 3, 300, 400]), AGD.step
+    left = [next(stops)]
+
+    def stop(self: AGD, lower: LowerLevel, state: object) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            left[0] = next(stops, 0)
+            raise Interrupted(signal.SIGINT)
+        return step(self, lower, state)
+
+    monkeypatch.setattr(AGD, "step", stop)
+    result = run_in_pieces(settings, tmp_path / "pieces")
+    metrics = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "pieces")]
+    assert metrics[0] == metrics[1] and result.cost == whole.cost
+    assert result.as_dict()["interrupted_computations"] == result.interrupted.lower_iterations > 0
+    assert "will be repeated" in (tmp_path / "pieces" / "log.txt").read_text()
+
+
+def run_in_pieces(settings: dict[str, object], path: Path) -> RunResult:
+    """Start, and resume after every interruption; at least one."""
+    for attempt in range(100):
+        try:
+            result = resume(path) if attempt else run(recipe_from_dict(settings), out=path)
+        except Interrupted:
+            continue
+        assert attempt > 1
+        return result
+    raise AssertionError("no progress between interruptions")

@@ -15,6 +15,7 @@ from helpers import initial
 from blt_regularizers.foe import FieldOfExperts, Planes
 from bltoolbox import files, load_recipe, resume, run, run_dir
 from bltoolbox.assemble import pick_device
+from bltoolbox.checkpoint import read_checked
 from bltoolbox.errors import MissingError
 from bltoolbox.launch import Place
 from bltoolbox.layout import Manifest
@@ -220,21 +221,52 @@ def test_inference_mode_leaves_nothing_behind() -> None:
     torch.testing.assert_close(x.grad, expected)
 
 
-def test_a_step_that_the_budget_cuts_off_is_gone_on_with(tmp_path: Path) -> None:
-    def recipe(computations: int) -> Recipe:
-        words = [
-            *TINY,
-            "data={name: dead-leaves, count: 4, size: 24}",
-            "sampler={name: full}",
-            "dtype=float64",
-        ]
-        return load_recipe(
-            "smoke", [*words, "upper_optimizer=maid", f"budget={{computations: {computations}}}"]
-        )
+#: Methods that ask the oracle several times per step, with the sampler they need.
+SEARCHING = {"maid": "full", "hoag": "full", "isgd-ls": "{name: epoch, size: 2}"}
+#: What the checks leave in the log: they are spread over the budget, so that a larger one has others.
+CHECKED = {"validation_psnr", "evaluation_iterations"}
 
-    whole = run(recipe(3000), out=tmp_path / "whole")
-    short = run(recipe(1500), out=tmp_path / "parts")
-    assert short.steps < whole.steps, "cut off within a step"
-    resume(tmp_path / "parts", ["budget.computations=3000"])
-    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "parts")]
-    assert metrics[0] == metrics[1]
+
+def searching(method: str, *words: str) -> Recipe:
+    data = "data={name: dead-leaves, count: 4, size: 24}"
+    options = [data, f"sampler={SEARCHING[method]}", f"upper_optimizer={method}", "dtype=float64"]
+    return load_recipe("smoke", [*TINY, *options, *words])
+
+
+def logged(path: Path) -> list[dict[str, object]]:
+    """The log without what depends on the checks."""
+    records = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in record.items() if key not in CHECKED} for record in records]
+
+
+@pytest.mark.parametrize("held_out", [0, 1])
+@pytest.mark.parametrize("method", SEARCHING)
+def test_steps_that_a_budget_cuts_off_are_continued_when_it_grows(
+    method: str, held_out: int, tmp_path: Path
+) -> None:
+    whole, parts, validation = tmp_path / "whole", tmp_path / "parts", f"validation.count={held_out}"
+    result = run(searching(method, validation, "budget={computations: 2000}"), out=whole)
+    budgets = [1, 100, 250, 400, 550, 800, 1000, 1300, 1700]
+    run(searching(method, validation, f"budget={{computations: {budgets[0]}}}"), out=parts)
+    cut_off = 0
+    for budget in [*budgets[1:], 2000]:
+        cut_off += bool(
+            read_checked(sorted(parts.glob("checkpoints/state-*"))[-1])["content"]["run"]["journal"]
+        )
+        grown = resume(parts, [f"budget.computations={budget}"])
+    assert cut_off >= 2, "within a step"
+    assert logged(parts) == logged(whole)
+    assert all(torch.equal(grown.last[name], value) for name, value in result.last.items())
+    if not held_out:
+        assert (parts / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+        assert grown.cost == result.cost
+
+
+@pytest.mark.parametrize("method", SEARCHING)
+def test_steps_that_the_clock_cuts_off_are_continued(method: str, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(searching(method, "budget={steps: 4}"), out=whole)
+    run(searching(method, "budget={steps: 4, seconds: 0.02}"), out=parts)
+    for seconds in ("0.1", "0.3", "0.4", "null"):
+        resume(parts, [f"budget.seconds={seconds}"])
+    assert (parts / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()

@@ -143,7 +143,7 @@ class TestWarmStarts:
         assert not torch.equal(after, before)
         assert batch.value({name: value + 0.1 for name, value in theta.items()}, 1e-6).iterations == 0
 
-    def test_a_failed_call_leaves_no_trace(self) -> None:
+    def test_a_failed_call_leaves_no_trace_but_its_cost(self) -> None:
         oracle, theta = foe_oracle()
         batch = oracle.on(full_batch(oracle))
         batch.hypergradient(theta, 1e-6, 1e-6)
@@ -152,7 +152,7 @@ class TestWarmStarts:
         with pytest.raises(NumericalError, match="samples 0, 1, 2"):
             batch.hypergradient(broken, 1e-6, 1e-6)
         assert torch.equal(kept(oracle.solutions, range(3)), before)
-        assert oracle.cost == cost
+        assert oracle.cost.gradients > cost.gradients
 
     def test_a_store_gives_what_was_put_and_the_cold_start_elsewhere(self) -> None:
         store, cold = Store(4), torch.full((2, 3), -1.0)

@@ -146,7 +146,7 @@ def test_all_problems_of_a_file_at_once_each_at_its_place() -> None:
         "r.yaml:4:39: regularizer.kernel_size: expected a whole number of at least 2, got 7.5",
         "r.yaml:6:1: upper_optimzer: a recipe has no key 'upper_optimzer'; did you mean 'upper_optimizer'?",
         "r.yaml:7:1: sampler: the key is given twice, first in line 5",
-        "r.yaml:8:8: noise: expected a number of at least 0, got '25/0'",
+        "r.yaml:8:8: noise: expected a number of at least 0 and of at most 1, got '25/0'",
     ]
 
 
@@ -178,7 +178,7 @@ def test_all_problems_of_a_file_at_once_each_at_its_place() -> None:
         (SMALL + "operator: {name: foe}\n", "'foe' is not a registered operator; it is of kind regularizer"),
         (SMALL + "color: grey\n", "color: expected one of 'rgb', 'gray', got 'grey'; did you mean 'gray'?"),
         (SMALL + "validation: {evaluation: true}\n", "validation.evaluation: there are no evaluation images"),
-        (SMALL + "noise: .nan\n", "noise: expected a number of at least 0, and a finite one, got .nan"),
+        (SMALL + "noise: .nan\n", "noise: expected a number of at least 0 and of at most 1, and a finite one, got"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_one_clear_sentence(text: str, message: str) -> None:
@@ -290,7 +290,7 @@ def test_options_are_set_on_the_component_meant_in_any_order(registry: Registry)
         ("data..count=3", "<override>:1:1: 'data..count=3' is not of the form key=value"),
         ("budget={steps: 2", "<override>:1:17: not valid YAML"),
         ("lower_solver=adg", "<override>:1:14: lower_solver: 'adg' is not a registered lower_solver; did you mean"),
-        ("noise.x=1", "noise: expected a number of at least 0, got a mapping"),
+        ("noise.x=1", "noise: expected a number of at least 0 and of at most 1, got a mapping"),
     ],
 )  # fmt: skip
 def test_bad_overrides(override: str, message: str) -> None:

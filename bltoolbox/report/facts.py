@@ -32,7 +32,7 @@ LEDGER = {
     "values": ("Values", "that the optimizer asked for"),
     "evaluation_iterations": (
         "Evaluation",
-        "iterations for images that are not trained on; charged to nobody",
+        "iterations for validation, evaluation and tuning the baseline; not part of the budget",
     ),
 }
 
