@@ -6,6 +6,7 @@ Nothing is written to disk here, so that a combination that cannot work costs no
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,13 +26,14 @@ from bltoolbox.recipe import Block, Recipe
 from bltoolbox.registry import Registry, load_registry
 from bltoolbox.samples import Samples
 from bltoolbox.splits import hold_out, shared
-from bltoolbox.tensors import keyed_generator
+from bltoolbox.tensors import detached, keyed_generator
 from bltoolbox.usable import find_flaw
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+@detached()
 def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = ALONE) -> Experiment:
     """Build everything a recipe names; raises before anything runs if the parts do not fit."""
     registry = registry or load_registry()
@@ -53,8 +55,9 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     theta = _initial_theta(recipe, problem, train.shape[0], train.dtype, device)
     if ranks.first and not (regularizer.convex or _definite(problem, theta, train.shape)):
         log.warning(
-            "regularizer %r is not convex and operator %r leaves directions free: the lower level may have several"
-            " minimisers, and conjugate gradients may meet negative curvature; strong_convexity makes up for that",
+            "regularizer %r is not convex, and operator %r is not known to make up for it: the lower level may have"
+            " several minimisers, and conjugate gradients may meet negative curvature; set strong_convexity in the"
+            " recipe",
             recipe.regularizer.name,
             recipe.operator.name,
         )
@@ -87,9 +90,10 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
 
 
 def _definite(problem: Problem, theta: Theta, shape: Sequence[int]) -> bool:
-    """Whether the data term alone, with what the recipe adds, is strongly convex."""
-    bound = problem.operator.strong_convexity(split(theta, "operator"), shape)
-    return float(bound) + problem.strong_convexity > 0
+    """Whether the data term, with what the recipe adds, is strongly convex, and how far from convex R is, is known."""
+    data = problem.operator.strong_convexity(split(theta, "operator"), shape)
+    definite = (0.0 if data is None else float(data)) + problem.strong_convexity > 0
+    return definite and float(problem.at(theta, shape).mu) > -math.inf
 
 
 _SINGLE = ("operator", "regularizer", "lower_solver", "hypergradient", "sampler", "upper_optimizer")
@@ -269,7 +273,7 @@ def _initial_theta(
     )
     if recipe.init is not None:
         theta = _read_initial(recipe, problem, theta)
-    return {name: value.to(device, dtype) for name, value in theta.items()}
+    return {name: value.detach().to(device, dtype) for name, value in theta.items()}
 
 
 def _read_initial(recipe: Recipe, problem: Problem, expected: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,8 +9,9 @@ B = ∂²_{xθ}h(x̃), L_H and L_B the Lipschitz constants of ∇²h and of B in
 *Estimated*: L_H and L_B by the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃; ‖B‖ by the largest of
 ‖Bᵀv‖/‖v‖ over the directions that errors come along: the adjoint q, its right-hand side ∇g, its residual and ∇h. (Power
 iterations find the norm over all directions, which for learned filters is thirty times what any error meets.) Where no
-μ is known, the smallest Ritz value of ∇²h on the Krylov space of ∇g stands for it. Realistic, and what adaptive methods
-steer by.
+μ > 0 is known, the smallest Ritz value of ∇²h on the Krylov space of ∇h stands for it, here and in bounds of values:
+what a solver leaves of ∇h lies along flat directions, so these are found. (Those found from ∇g are others: ‖∇h‖/μ would
+be down to a quarter of ε in deblurring.) Realistic, and what adaptive methods steer by.
 
 *Certified*: true constants from the regularizer (``Regularizer.constants``) and a known μ. Never exceeded, and
 larger by orders of magnitude: for verification.
@@ -58,9 +59,10 @@ def estimate_bound(
     residual: Tensor,
     delta: Tensor,
     known: tuple[Tensor, Tensor],
+    mu: Tensor,
 ) -> BoundEstimate:
     """ω of each sample. ``residual`` is ‖∇h(x̃)‖, ``delta`` the adjoint residual; ``known`` holds the last L_H and L_B,
-    which are kept where x̃ = x₀ says nothing."""
+    which are kept where x̃ = x₀ says nothing; ``mu`` comes from ``estimate_mu``. Infinite where μ is not positive."""
     hessian = lower.linearize(x)
     product, slope, gradient = hessian.hvp(q), upper.gradient(x), lower.gradient(x)
     size = norm(q)
@@ -73,9 +75,8 @@ def estimate_bound(
     change = norm(_mixed(lower, start, q) - image)
     mixed_lipschitz = torch.where(moved, change / safe, known[1])
 
-    mu = lower.mu
-    if not knows_mu(lower):
-        mu = torch.where(mu > 0, mu, smallest_ritz(hessian, slope, RITZ_STEPS))
+    convex = mu > 0
+    mu = torch.where(convex, mu, 1.0)  # where it is not, nothing below is used
     epsilon = residual / mu
     gains = [_gain(image, q)]
     gains += [_gain(_mixed(lower, x, v), v) for v in (slope, slope - product, gradient)]
@@ -83,8 +84,18 @@ def estimate_bound(
     tau = size + delta / mu
     constants = Constants(hessian_lipschitz.nan_to_num(), mixed_lipschitz.nan_to_num(), mixed_norm)
     omega = _omega(constants, mu, upper.lipschitz, epsilon, delta, tau)
-    omega = torch.where(mu > 0, omega, torch.inf)  # a Ritz value below 0: not convex, and nothing is known
-    return BoundEstimate(omega, hessian_lipschitz, mixed_lipschitz)
+    return BoundEstimate(torch.where(convex, omega, torch.inf), hessian_lipschitz, mixed_lipschitz)
+
+
+@torch.no_grad()
+def estimate_mu(lower: LowerLevel, x: Tensor) -> Tensor:
+    """μ of each sample where it is known to be positive, else the smallest Ritz value at x: an estimate of it, and not
+    positive where h is not convex. Costs ``RITZ_STEPS`` Hessian products per sample unless every μ is known."""
+    if knows_mu(lower):
+        return lower.mu
+    hessian, gradient = lower.linearize(x), lower.gradient(x)
+    start = gradient if hessian.free is None else gradient * hessian.free
+    return torch.where(lower.mu > 0, lower.mu, smallest_ritz(hessian, start, RITZ_STEPS))
 
 
 def can_certify(lower: LowerLevel) -> bool:
@@ -112,7 +123,7 @@ def _omega(
 
 
 def knows_mu(lower: LowerLevel) -> bool:
-    """Whether every sample has a known strong convexity."""
+    """Whether every sample is known to be strongly convex."""
     return bool((lower.mu > 0).all())
 
 
@@ -158,7 +169,7 @@ class Certificate:
         """The samples of one chunk."""
         known = lower.mu > 0
         self._certified_distance &= bool(known.all())
-        self._distances.append(solution.residual / torch.where(known, lower.mu, 1.0))
+        self._distances.append(torch.where(known, solution.residual / lower.mu, solution.residual))
         if self.bound == "certified" and estimate.adjoint is not None and can_certify(lower):
             self._bounds.append(
                 certified_bound(

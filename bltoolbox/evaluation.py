@@ -17,6 +17,7 @@ from bltoolbox.problem import LowerLevel, Problem
 from bltoolbox.ranks import ALONE, Ranks
 from bltoolbox.results import Solution, Status
 from bltoolbox.samples import Samples
+from bltoolbox.tensors import detached
 
 
 def psnr(x: Tensor, x_true: Tensor) -> Tensor:
@@ -63,9 +64,9 @@ class Evaluation:
 
 
 def solve_cold(solver: LowerSolver, lower: LowerLevel, tol: float, limit: int) -> Solution:
-    """From the operator's start to a distance ``tol`` (a gradient norm where μ is unknown)."""
-    mu = torch.where(lower.mu > 0, lower.mu, 1.0)
-    solution = solve(solver, lower, lower.start(), tol * mu, limit=limit)
+    """From the operator's start to a distance ``tol`` (a gradient norm where no μ > 0 is known). Not differentiable."""
+    with detached():
+        solution = solve(solver, lower, lower.start(), lower.gradient_tol(tol), limit=limit)
     for status in solution.status:
         if status in (Status.NOT_FINITE, Status.DIVERGED):
             raise NumericalError(f"lower-level solver {type(solver).__name__}: {status.value}")
@@ -98,7 +99,7 @@ def evaluate(
         before: list[float] = []
         after: list[float] = []
         iterations = 0
-        with allowed():
+        with allowed(), detached():
             for first in range(0, len(mine), chunk):
                 places = mine[first : first + chunk]
                 x_true, y = samples.batch([positions[place] for place in places])

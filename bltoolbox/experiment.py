@@ -7,6 +7,7 @@ held-out images are restored from a cold start; the best θ and the last one are
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,10 +28,13 @@ from bltoolbox.problem import Problem
 from bltoolbox.ranks import ALONE, RankFailed, RankLost, Ranks
 from bltoolbox.results import Batch, Cost, Step
 from bltoolbox.samples import Samples
+from bltoolbox.tensors import detached
 from bltoolbox.usable import find_flaw
 
 if TYPE_CHECKING:
     from bltoolbox.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 BUDGET_SPENT = "budget spent"
 
@@ -45,6 +49,13 @@ _RECOVERY = {
 _BASELINE = 0.2
 
 _UNUSABLE = "the step leads to a θ that cannot be used"
+#: Steps in a row with a hypergradient of exactly zero after which a run fails.
+_ZEROS = 10
+_ZERO = (
+    "the hypergradient is exactly zero although the loss is not, so θ does not move: the adjoint system was not"
+    " iterated, as its tolerance is above the size of its right-hand side, or θ has no influence on the images; lower"
+    " upper_optimizer.adjoint_tol, or set upper_optimizer.tol to auto"
+)
 
 #: Evaluation images kept for the figure.
 _PICTURES = 4
@@ -87,6 +98,7 @@ class Experiment:
     def model(self, theta: Theta) -> Model:
         return Model(self.problem, self.oracle.solver, dict(theta), self.recipe)
 
+    @detached()
     def run(
         self,
         listeners: Iterable[Listener] = (),
@@ -135,6 +147,8 @@ class _Run:
         self.recoveries = 0
         #: Whether the disk refused something that the logs should hold: no checkpoint may then claim that they do.
         self.unwritten = False
+        #: Steps in a row whose hypergradient was zero without cause.
+        self.zeros = 0
 
     def run(self) -> RunResult:
         self.experiment.oracle.before_call = self._stop_when_spent
@@ -196,6 +210,7 @@ class _Run:
             "before": self.before,
             "failures": self.failures,
             "recoveries": self.recoveries,
+            "zeros": self.zeros,
         }
 
     def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
@@ -221,6 +236,7 @@ class _Run:
         self.before = _on(device, content["before"])
         self.failures = content["failures"]
         self.recoveries = content["recoveries"]
+        self.zeros = content.get("zeros", 0)
         self.history = list(history)
         self.ended = content["ended"]
         if self.ended == BUDGET_SPENT and self._fraction() < 1:
@@ -297,6 +313,21 @@ class _Run:
                 self.ended = "stopped early: no improvement on the validation images"
         self.history.append(record)
         self._tell("stepped", record, self._seconds(), min(fraction, 1.0))
+        self._watch_for_zeros(batch)
+
+    def _watch_for_zeros(self, batch: Batch) -> None:
+        """Warn when the hypergradient of a step was exactly zero without cause, and stop when it stays so."""
+        result = self.experiment.oracle.latest
+        if result is None or not any(batch.weights) or result.value.value == 0:
+            return  # an empty draw, or a loss of zero, has no other gradient
+        if any(bool(part.any()) for part in result.gradient.values()):
+            self.zeros = 0
+            return
+        self.zeros += 1
+        if self.zeros == 1 and self.ranks.first:
+            log.warning("step %d: %s", self.steps, _ZERO)
+        if self.zeros >= _ZEROS:
+            raise NumericalError(f"steps {self.steps - _ZEROS + 1} to {self.steps}: {_ZERO}")
 
     def _check(self, record: dict[str, Any] | None) -> bool:
         """Restore the held-out images with the current θ; whether patience is at its end."""

@@ -131,15 +131,16 @@ class Operator(Role):
         """A true upper bound of ‖A‖² for images of ``shape`` (C, H, W), or None when none is known."""
         return None
 
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
-        """A true lower bound of the smallest eigenvalue of AᵀA; 0 when none is known."""
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
+        """A true lower bound of the smallest eigenvalue of AᵀA. 0, the default, holds for every operator."""
         return 0.0
 
 
 class Regularizer(Role):
     """R_θ(x), convex in x. Only ``init_params`` and ``energy`` are needed; the rest makes it faster or certified.
 
-    One that is not convex in x says so with ``convex = False``: ``blt check`` then does not ask for it.
+    One that is not convex in x declares ``convex = False``: ``blt check`` then does not ask for convexity, and h counts
+    as strongly convex only if ``strong_convexity`` says how far from convex R can be.
     """
 
     kind = "regularizer"
@@ -217,9 +218,10 @@ class Regularizer(Role):
         """A true upper bound of ‖∇²R_θ‖ over all images of ``shape`` (C, H, W), or None when none is known."""
         return None
 
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
-        """A true lower bound of the smallest eigenvalue of ∇²R_θ: 0 says convex and no more, −ρ weakly convex."""
-        return 0.0
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
+        """A true lower bound of the eigenvalues of ∇²R_θ over all images of ``shape``: 0 for a convex R and no more, −ρ
+        for a weakly convex one, None when none is known. By default 0 if R is ``convex``, else None."""
+        return 0.0 if self.convex else None
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
         """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds of hypergradients."""
@@ -333,17 +335,21 @@ class Sampler(Role):
 class Oracle(Protocol):
     """What an upper-level optimizer may ask about f (or f_v of the current batch). Tolerances are arguments.
 
+    ``tol`` is a distance in x, ``adjoint_tol`` a residual norm of the adjoint system for a loss of scale 1: it is
+    multiplied by the recipe's ``loss_scale``, so that the scale of the loss does not change the path of θ.
+
     Every call may raise ``BudgetExhausted``; the optimizer lets it pass.
     """
 
-    def value(self, theta: Theta, tol: float) -> Value:
-        """f(θ) with bounds. Its solutions become warm starts only through ``accept``."""
+    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
+        """f(θ), its bounds certified where the strong convexity is known and with ``bound`` estimated elsewhere. Its
+        solutions become warm starts only through ``accept``."""
         ...
 
     def hypergradient(
         self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
     ) -> HypergradientResult:
-        """z(θ) and f(θ), and with ``bound`` also ω ≥ ‖z − ∇f‖ (estimated or certified)."""
+        """z(θ) and f(θ), and with ``bound`` also ω ≥ ‖z − ∇f‖ and bounds of f (estimated or certified)."""
         ...
 
     def scales(self, theta: Theta) -> Scales:

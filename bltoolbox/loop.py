@@ -17,7 +17,7 @@ from bltoolbox.allocator import keep_freed_memory
 from bltoolbox.interfaces import LowerSolver
 from bltoolbox.problem import LowerLevel
 from bltoolbox.results import Solution, Status
-from bltoolbox.tensors import put, take
+from bltoolbox.tensors import detached, ordinary, put, take
 
 _RUNNING = -1
 _STATUSES = tuple(Status)
@@ -75,27 +75,40 @@ def solve(
 
     ``tol`` bounds the gradient norm; a distance ε asks for μ ε. Every ``check_every`` iterations (1 on CPU, 4 where a
     look at the residual makes the host wait for a device) finished samples leave.
+
+    Not differentiable: the solution is detached from ``x0``, y and θ. Works inside ``torch.inference_mode``.
     """
+    with detached():
+        return _solve(solver, lower, ordinary(x0.detach()), tol, limit, check_every)
+
+
+def _solve(
+    solver: LowerSolver,
+    lower: LowerLevel,
+    x0: Tensor,
+    tol: Tensor | float,
+    limit: int,
+    check_every: int | None,
+) -> Solution:
     if x0.device.type == "cpu":
         keep_freed_memory()
     tol = torch.as_tensor(tol, dtype=x0.dtype, device=x0.device).expand(len(x0))
     every = check_every or (1 if x0.device.type == "cpu" else 4)
     out = _Output(x0, lower.mu)
-    with torch.no_grad():
-        state = solver.init(lower, x0)
-        progress = _Progress.begin(state.residual, tol)
-        for iteration in range(limit + 1):
-            if iteration % every == 0 or iteration == limit:
-                verdict = _judge(lower, state.residual, progress, iteration, limit)
-                if not solver.exact_residual and bool((verdict != _RUNNING).any()):
-                    state, verdict = _verify(solver, lower, state, progress, verdict, iteration == limit)
-                if bool((verdict != _RUNNING).any()):
-                    lower, state = out.retire(lower, state, progress, verdict, iteration)
-                if not len(progress.active):
-                    break
-            lower.counter.lower_iterations += len(progress.active)
-            state = solver.step(lower, state)
-            progress.observe(state.residual)
+    state = solver.init(lower, x0)
+    progress = _Progress.begin(state.residual, tol)
+    for iteration in range(limit + 1):
+        if iteration % every == 0 or iteration == limit:
+            verdict = _judge(lower, state.residual, progress, iteration, limit)
+            if not solver.exact_residual and bool((verdict != _RUNNING).any()):
+                state, verdict = _verify(solver, lower, state, progress, verdict, iteration == limit)
+            if bool((verdict != _RUNNING).any()):
+                lower, state = out.retire(lower, state, progress, verdict, iteration)
+            if not len(progress.active):
+                break
+        lower.counter.lower_iterations += len(progress.active)
+        state = solver.step(lower, state)
+        progress.observe(state.residual)
     return out.solution()
 
 

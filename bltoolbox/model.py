@@ -25,7 +25,7 @@ from bltoolbox.problem import Problem, split, upgraded
 from bltoolbox.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.shipped_models import THETA_FILE as THETA_FILE
 from bltoolbox.shipped_models import find_model
-from bltoolbox.tensors import image_layout
+from bltoolbox.tensors import detached, image_layout
 from bltoolbox.usable import find_flaw, initial_thetas
 from bltoolbox.validation import Block
 
@@ -63,10 +63,14 @@ class Model:
         """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
 
         The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
-        distance to the exact minimiser.
+        distance to the exact minimiser. Not differentiable: the result is detached from ``y`` and θ.
         """
+        with detached():
+            return self._solve(y, tol)
+
+    def _solve(self, y: Tensor | np.ndarray, tol: float | None) -> Tensor:
         # A copy of an array: torch takes neither negative strides nor, without a warning, read-only memory.
-        given = y if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
+        given = y.detach() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
         if given.ndim not in (3, 4):
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
         batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
@@ -119,11 +123,13 @@ class Model:
         or fourth channel is an alpha channel and kept as it is. ``noise`` is the standard deviation for values in
         [0, 1], "25/255", 25 (of 255) or "auto", which estimates it; the model's own if left out. ``tol`` is the root
         mean square distance to the exact minimiser, ``tile`` the side of the tiles in which large pictures are cut.
+        Not differentiable: the result is detached.
         """
         from bltoolbox.arrays import restore_array
         from bltoolbox.restore import Restorer
 
-        return restore_array(Restorer(self, tol=tol, tile=tile), image, noise)
+        with detached():
+            return restore_array(Restorer(self, tol=tol, tile=tile), image, noise)
 
     def with_operator(self, operator: Operator | str, **options: Any) -> Model:
         """The same regularizer with another operator, e.g. ``with_operator("blur", kernel="kernel.npy")``.
@@ -189,7 +195,7 @@ def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
 
 
 def solve(y: Tensor | np.ndarray, theta: Model | Path | str, tol: float | None = None) -> Tensor:
-    """Restore ``y`` with a trained θ: a model, a θ file or a run directory. No training."""
+    """Restore ``y`` with a trained θ: a model, a θ file or a run directory. No training, and not differentiable."""
     model = theta if isinstance(theta, Model) else Model.load(theta)
     return model.solve(y, tol)
 

@@ -19,7 +19,15 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from bltoolbox.bounds import RITZ_STEPS, BoundKind, Certificate, certificate_of, estimate_bound, knows_mu
+from bltoolbox.bounds import (
+    RITZ_STEPS,
+    BoundKind,
+    Certificate,
+    certificate_of,
+    estimate_bound,
+    estimate_mu,
+    knows_mu,
+)
 from bltoolbox.errors import NumericalError
 from bltoolbox.interfaces import HypergradientEstimator, LowerSolver, Theta
 from bltoolbox.interrupts import allowed
@@ -42,6 +50,7 @@ from bltoolbox.samples import Samples
 from bltoolbox.share import Share, divide
 from bltoolbox.store import MAPPED, Store, park
 from bltoolbox.tally import Chunk, Slowest, Tally, merge
+from bltoolbox.tensors import detached
 
 #: Accuracy, relative to the first gradient norm, of the solves that only tell sizes.
 _ROUGH = 0.1
@@ -88,7 +97,8 @@ class BilevelOracle:
         self.counter = Counter()
         self.slowest = Slowest(0, chunk)
         self.journal = Journal()
-        self.certificate: Mapping[str, float | str] = {}
+        #: The last answer, for the log and for the loop's guards.
+        self.latest: HypergradientResult | None = None
         self.ranks = ranks
         self.solutions = Store(len(samples), ranks)
         self.adjoints = Store(len(samples), ranks)
@@ -117,9 +127,9 @@ class BilevelOracle:
             yield Chunk(ids, places, weights.to(y.device) / len(self.samples), lower, upper, start)
 
     def solve(self, chunk: Chunk, tol: float) -> Solution:
-        """x̃ with ‖x̃ − x̂‖ ≤ tol where μ is known, ‖∇h‖ ≤ tol elsewhere."""
-        mu = torch.where(chunk.lower.mu > 0, chunk.lower.mu, 1.0)
-        solution = solve(self.solver, chunk.lower, chunk.start, tol * mu, limit=self.iteration_limit)
+        """x̃ with ‖x̃ − x̂‖ ≤ tol where μ > 0 is known, ‖∇h‖ ≤ tol elsewhere."""
+        wanted = chunk.lower.gradient_tol(tol)
+        solution = solve(self.solver, chunk.lower, chunk.start, wanted, limit=self.iteration_limit)
         self.slowest.add(chunk.positions, solution.iterations.tolist())
         fatal = [Status.NOT_FINITE, Status.DIVERGED, Status.LIMIT]
         if self.strict:
@@ -144,7 +154,7 @@ class BilevelOracle:
             return self._note(cast(Reply, self.journal.replay(question)))
         if self.before_call is not None:
             self.before_call(self.cost)
-        with self._transaction():
+        with self._transaction(), detached():
             answer = compute()
         self.journal.append(question, answer)
         if self.after_call is not None:
@@ -152,10 +162,15 @@ class BilevelOracle:
         return self._note(answer)
 
     def _note(self, answer: Reply) -> Reply:
-        """Keep the last certificate for the log."""
+        """Keep the last hypergradient."""
         if isinstance(answer, HypergradientResult):
-            self.certificate = answer.certificate
+            self.latest = answer
         return answer
+
+    @property
+    def certificate(self) -> Mapping[str, float | str]:
+        """What the log says of the last hypergradient."""
+        return {} if self.latest is None else self.latest.certificate
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -200,9 +215,9 @@ class BatchOracle:
             self._oracle.solutions.put(samples, x)
         journal.append("accept", None)
 
-    def value(self, theta: Theta, tol: float) -> Value:
+    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
         """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through ``accept``."""
-        return self._oracle.ask("value", lambda: self._value(theta, tol))
+        return self._oracle.ask("value", lambda: self._value(theta, tol, bound))
 
     def hypergradient(
         self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
@@ -289,7 +304,7 @@ class BatchOracle:
 
         return _unless_failed(self._tally("scales", theta, add)).as_scales()
 
-    def _value(self, theta: Theta, tol: float) -> Value:
+    def _value(self, theta: Theta, tol: float, bound: bool) -> Value:
         oracle = self._oracle
         trial: list[tuple[Sequence[int], Tensor]] = []
         row = math.prod(oracle.samples.shape) * oracle.samples.dtype.itemsize
@@ -297,7 +312,7 @@ class BatchOracle:
 
         def add(chunk: Chunk, tally: Tally) -> None:
             solution = oracle.solve(chunk, tol)
-            tally.solved(chunk, solution)
+            tally.solved(chunk, solution, self._mu(chunk, solution, bound, tally))
             trial.append((chunk.samples, park(solution.x, oracle.solutions.folder) if large else solution.x))
 
         with self._hosting("value", theta, "solutions"):
@@ -313,18 +328,20 @@ class BatchOracle:
         self, theta: Theta, tol: float, adjoint_tol: float, bound: bool
     ) -> HypergradientResult:
         oracle = self._oracle
-        certificate = oracle.new_certificate()
+        certificate, scale = oracle.new_certificate(), oracle.problem.loss_scale
+        gives_adjoint = oracle.hypergradient.gives_adjoint
         z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
 
         def add(chunk: Chunk, tally: Tally) -> None:
             solution = oracle.solve(chunk, tol)
-            tally.solved(chunk, solution)
+            wanted = bound or certificate.wants_estimate
+            mu = self._mu(chunk, solution, bound or (wanted and gives_adjoint), tally)
+            tally.solved(chunk, solution, mu)
             estimate = self._estimate(chunk, solution.x, adjoint_tol)
             for name, part in estimate.gradient.items():
                 z[name] += part.double()
             tally.differentiated(estimate)
-            wanted = bound or certificate.wants_estimate
-            estimated = self._estimated_bound(chunk, solution, estimate, wanted, tally)
+            estimated = self._estimated_bound(chunk, solution, estimate, mu) if wanted else None
             if bound and estimated is not None:
                 tally.omega += float(chunk.weights @ estimated.double())
             certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
@@ -342,9 +359,10 @@ class BatchOracle:
             value=total.as_value(),
             residual=total.adjoint_residual,
             iterations=total.adjoint_iterations / max(total.count, 1),
-            bound=total.omega if bound else None,
-            bound_kind="estimated" if bound else None,
-            at_floor="stalled" in total.short or total.adjoint_residual > 2 * adjoint_tol,
+            bound=total.omega if bound and gives_adjoint else None,
+            bound_kind="estimated" if bound and gives_adjoint else None,
+            at_floor="stalled" in total.short or total.adjoint_residual > 2 * adjoint_tol * scale,
+            loss_scale=scale,
             certificate=certificate_of(total.certificate),
         )
 
@@ -359,7 +377,7 @@ class BatchOracle:
     def _estimate(self, chunk: Chunk, x: Tensor, adjoint_tol: float) -> Estimate:
         """z of one chunk; x and the adjoint become warm starts."""
         oracle = self._oracle
-        tol = torch.full_like(chunk.lower.mu, adjoint_tol)
+        tol = torch.full_like(chunk.lower.mu, adjoint_tol * chunk.upper.scale)
         warm = oracle.adjoints.get(chunk.samples, torch.zeros_like(x))
         products = oracle.counter.hessian_products
         try:
@@ -384,11 +402,18 @@ class BatchOracle:
         self._oracle.counter.linear_iterations += products
         self._oracle.slowest.add(chunk.positions, [-(-products // count)] * count, linear=True)
 
+    def _mu(self, chunk: Chunk, solution: Solution, wanted: bool, tally: Tally) -> Tensor:
+        """μ of each sample, where it is ``wanted`` and not known as an estimate."""
+        if not wanted or knows_mu(chunk.lower):
+            return chunk.lower.mu
+        tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
+        return estimate_mu(chunk.lower, solution.x)
+
     def _estimated_bound(
-        self, chunk: Chunk, solution: Solution, estimate: Estimate, wanted: bool, tally: Tally
+        self, chunk: Chunk, solution: Solution, estimate: Estimate, mu: Tensor
     ) -> Tensor | None:
-        """ω_i of one chunk, where it is wanted and can be had."""
-        if not wanted or estimate.adjoint is None:
+        """ω_i of one chunk, unless the estimator gives no adjoint."""
+        if estimate.adjoint is None:
             return None
         oracle = self._oracle
         unknown = torch.full(
@@ -404,11 +429,10 @@ class BatchOracle:
             solution.residual,
             estimate.residual,
             (known[:, 0], known[:, 1]),
+            mu,
         )
         constants = torch.stack([result.hessian_lipschitz, result.mixed_lipschitz], dim=1)
         oracle.lipschitz_estimates.put(chunk.samples, constants.double())
-        if not knows_mu(chunk.lower):
-            tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
         return result.omega
 
 

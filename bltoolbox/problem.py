@@ -9,6 +9,7 @@ the minimiser), and the linearisation acts on the free pixels only. Solvers and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from bltoolbox.interfaces import Operator, Regularizer, Theta
 from bltoolbox.results import Counter
-from bltoolbox.tensors import dot, image_layout, norm
+from bltoolbox.tensors import detached, dot, image_layout, norm, ordinary
 
 Constraint = Literal["none", "nonnegative", "box"]
 _BOUNDS: dict[str, tuple[float | None, float | None]] = {
@@ -77,7 +78,8 @@ class Problem:
 
     def at(self, theta: Theta, shape: Sequence[int], counter: Counter | None = None) -> ProblemAt:
         """The problem at θ for images of ``shape`` (C, H, W), with its constants."""
-        return ProblemAt(self, dict(theta), tuple(shape), counter or Counter())
+        theta = {name: ordinary(value) for name, value in theta.items()}
+        return ProblemAt(self, theta, tuple(shape), counter or Counter())
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         """The nearest admissible θ."""
@@ -114,38 +116,46 @@ class ProblemAt:
     @cached_property
     def lipschitz(self) -> Tensor | float | None:
         """A true upper bound of the Lipschitz constant of ∇h, or None when a component knows none."""
-        data = self.problem.operator.norm_bound(self.operator_theta, self.shape)
-        prior = self.problem.regularizer.lipschitz(self.regularizer_theta, self.shape)
-        if data is None or prior is None:
-            return None
-        return data + prior + self.problem.strong_convexity
+        with detached():
+            data = self.problem.operator.norm_bound(self.operator_theta, self.shape)
+            prior = self.problem.regularizer.lipschitz(self.regularizer_theta, self.shape)
+            if data is None or prior is None:
+                return None
+            bound = data + prior + self.problem.strong_convexity
+            # Infinity bounds nothing; a step of length 1/∞ would not move.
+            return None if bool(torch.isinf(torch.as_tensor(bound)).any()) else bound
 
     @cached_property
     def mu(self) -> Tensor | float:
-        """A true lower bound of the strong convexity of h; 0 when none is known."""
-        bound = (
-            self.problem.operator.strong_convexity(self.operator_theta, self.shape)
-            + self.problem.regularizer.strong_convexity(self.regularizer_theta, self.shape)
-            + self.problem.strong_convexity
-        )
-        return bound.clamp_min(0) if isinstance(bound, Tensor) else max(bound, 0.0)
+        """A true lower bound of the eigenvalues of ∇²h, of either sign; −∞ when none is known."""
+        operator, regularizer = self.problem.operator, self.problem.regularizer
+        with detached():
+            data = operator.strong_convexity(self.operator_theta, self.shape)
+            prior = regularizer.strong_convexity(self.regularizer_theta, self.shape)
+            # What is true without being told: AᵀA is never negative, and neither is the Hessian of a convex function.
+            data = 0.0 if data is None else data
+            if prior is None:
+                prior = 0.0 if regularizer.convex else -math.inf
+            return data + prior + self.problem.strong_convexity
 
     def on(self, y: Tensor) -> LowerLevel:
         """Bound to measurements."""
-        y = image_layout(y)
+        y = ordinary(image_layout(y))
         return LowerLevel(self, y, _column(self.mu, y))
 
 
 def _column(value: Tensor | float, like: Tensor) -> Tensor:
     """The same number for every sample."""
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).clone()
+    with detached():
+        return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).clone()
 
 
 @dataclass(frozen=True)
 class LowerLevel:
     """h_i(·, θ) for the samples of one chunk: what solvers and hypergradients work on.
 
-    ``mu`` and ``lipschitz`` have one entry a sample; ``mu`` is 0 and ``lipschitz`` is None where nothing is known.
+    ``mu`` and ``lipschitz`` have one entry per sample. ``mu`` bounds the eigenvalues of ∇²h from below: only where it
+    is positive is h known to be strongly convex, and it is −∞ where nothing is known. ``lipschitz`` is None then.
     """
 
     at: ProblemAt
@@ -191,6 +201,11 @@ class LowerLevel:
     def take(self, index: Tensor) -> LowerLevel:
         """The same problem for some of the samples."""
         return replace(self, y=self.y[index], mu=self.mu[index])
+
+    def gradient_tol(self, tol: float) -> Tensor:
+        """The gradient norm that asks for a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
+        strongly convex no gradient norm does, and ``tol`` itself is asked for."""
+        return torch.where(self.mu > 0, tol * self.mu, tol)
 
     def start(self) -> Tensor:
         """Where a cold solve begins."""

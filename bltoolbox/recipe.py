@@ -140,7 +140,7 @@ class Recipe:
         upper_optimizer: How θ moves.
         budget: How much the run may spend.
         validation: How the best θ is chosen.
-        loss_scale: Factor of the upper loss; of no consequence for methods with automatic scales.
+        loss_scale: Factor of the upper loss. Accuracies scale with it, a step that is given as a number does not.
         on_divergence: What to do when a step fails numerically: stop, go back and take shorter steps, or leave the
             batch out.
         certificates: What the log says about accuracy.

@@ -64,7 +64,7 @@ class Rescaled(Regularizer):
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
         return self.base.lipschitz(theta, shape)
 
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
         return self.base.strong_convexity(theta, shape)
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:

@@ -42,7 +42,7 @@ class Cost:
     slowest: int = 0
     #: Part of ``lower_iterations`` spent in trial values of a line search.
     line_search: int = 0
-    #: For error bounds.
+    #: Lanczos steps that estimate μ, for error bounds of hypergradients and values.
     power_iterations: int = 0
     #: Gradients of the lower level, whether for an iteration, a start, a check or a bound.
     gradients: int = 0
@@ -137,7 +137,8 @@ class Potentials:
 
 @dataclass(frozen=True)
 class Value:
-    """f at θ with ``lower ≤ f ≤ upper``; certified where the strong convexity is known."""
+    """f at θ with ``lower ≤ f ≤ upper``: certified where the strong convexity is known, elsewhere estimated if
+    the oracle was asked for bounds; ``upper`` is infinite if not."""
 
     value: float
     lower: float
@@ -157,7 +158,7 @@ class Scales:
 
     #: ‖x̃ − x₀‖, how far the lower level moves from a cold start.
     distance: float
-    #: ‖∇g(x̃)‖, the right-hand side of the adjoint system.
+    #: ‖∇g(x̃)‖, the right-hand side of the adjoint system, for a loss of scale 1.
     slope: float
 
 
@@ -173,6 +174,8 @@ class HypergradientResult:
     bound_kind: str | None = None
     #: Whether a tolerance was below what the dtype can reach.
     at_floor: bool = False
+    #: The factor of the loss: what is given in units of z or f is to be multiplied by it.
+    loss_scale: float = 1.0
     #: For the log: mean and maximum over samples of the distance to the minimiser and of the error bound.
     certificate: Mapping[str, float | str] = field(default_factory=dict)
 

@@ -40,6 +40,8 @@ class Tally:
     lower: float = 0.0
     upper: float = 0.0
     certified: bool = True
+    #: Whether μ was known or estimated for all samples, so that ``upper`` bounds anything.
+    bounded: bool = True
     residual: float = 0.0
     iterations: float = 0.0
     count: int = 0
@@ -57,18 +59,19 @@ class Tally:
     certificate: dict[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
-    def solved(self, chunk: Chunk, solution: Solution) -> None:
-        """Values and their bounds of one chunk."""
-        mu = chunk.lower.mu
-        epsilon = (solution.residual / torch.where(mu > 0, mu, 1.0)).double()
+    def solved(self, chunk: Chunk, solution: Solution, mu: Tensor) -> None:
+        """Values of one chunk, and their bounds where ``mu``, known or estimated, is positive."""
+        convex = mu > 0
+        epsilon = torch.where(convex, solution.residual / mu, 0.0).double()
         value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
         above = value + slope * epsilon + chunk.upper.lipschitz / 2 * epsilon.square()
         # g ≥ 0 as well as above its tangent.
-        below = (value - slope * epsilon).clamp_min(0)
+        below = torch.where(convex, (value - slope * epsilon).clamp_min(0), 0.0)
         self.value += float(chunk.weights @ value)
         self.upper += float(chunk.weights @ above)
         self.lower += float(chunk.weights @ below)
-        self.certified &= bool((mu > 0).all())
+        self.bounded &= bool(convex.all())
+        self.certified &= bool((chunk.lower.mu > 0).all())
         self.residual = max(self.residual, float(solution.residual.max()))
         self.iterations += float(solution.iterations.sum())
         self.count += len(chunk.samples)
@@ -85,7 +88,7 @@ class Tally:
     def measured(self, chunk: Chunk, start: Tensor, solution: Solution) -> None:
         """How far the solutions of one chunk are from their start, and how steep the loss is there."""
         self.distance += float(norm(solution.x - start).sum())
-        self.slope += float(norm(chunk.upper.gradient(solution.x)).sum())
+        self.slope += float(norm(chunk.upper.gradient(solution.x)).sum()) / chunk.upper.scale
         self.count += len(chunk.samples)
 
     def charge(self, cost: Cost) -> None:
@@ -101,11 +104,11 @@ class Tally:
         return vars(self) | {"cost": vars(self.cost)}
 
     def as_value(self, trial: object = None) -> Value:
-        """f with its bounds; infinite where a solve failed."""
+        """f with its bounds, infinite where a solve failed; the upper one also where no μ is known."""
         return Value(
             value=math.inf if self.failed else self.value,
             lower=self.lower,
-            upper=math.inf if self.failed else self.upper,
+            upper=self.upper if self.bounded and not self.failed else math.inf,
             certified=self.certified and not self.failed,
             residual=self.residual,
             iterations=self.iterations / max(self.count, 1),

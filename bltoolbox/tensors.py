@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +27,24 @@ def norm(a: Tensor) -> Tensor:
 def lasting() -> AbstractContextManager[Any]:
     """Where tensors are made that are kept: those of inference mode could take part in no derivative later."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+@contextmanager
+def detached() -> Iterator[None]:
+    """Where nothing is recorded for autograd, also inside ``torch.inference_mode``.
+
+    Components may still differentiate by themselves under ``torch.enable_grad``, which inference mode would forbid.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def ordinary(value: Tensor) -> Tensor:
+    """``value``, or a copy where it is a tensor of inference mode, which no derivative could go through."""
+    if not value.is_inference():
+        return value
+    with torch.inference_mode(False):
+        return value.clone()
 
 
 class Constant:

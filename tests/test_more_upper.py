@@ -84,7 +84,7 @@ class Parabola:
         wrong = exact + self.error * tol
         return Value(wrong, wrong - abs(self.error) * tol, wrong + abs(self.error) * tol, True, tol, 1.0)
 
-    def value(self, theta: Theta, tol: float) -> Value:
+    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
         self.asked.append(("value", tol))
         return self._value(theta, tol)
 

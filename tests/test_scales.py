@@ -1,13 +1,17 @@
-"""Automatic scales: no hand tuning, and the scale of the loss is of no consequence."""
+"""Scales: no hand tuning, the scale of the loss does not change the path, and a θ that cannot move is noticed."""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import caller
 
 from bltoolbox.assemble import assemble
+from bltoolbox.errors import NumericalError
 from bltoolbox.experiment import run
 from bltoolbox.listeners import RunResult
 from bltoolbox.recipe import recipe_from_dict
@@ -66,3 +70,102 @@ def test_the_scale_of_the_loss_does_not_change_the_path(method: str, scale: floa
         torch.testing.assert_close(scaled.last[name], value, rtol=1e-9, atol=1e-9)
     losses = zip(plain.history, scaled.history, strict=True)
     assert all(theirs["loss"] == pytest.approx(scale * mine["loss"], rel=1e-9) for mine, theirs in losses)
+
+
+#: Methods with a step that scales inversely with the loss, and Adam, whose step is a length in θ.
+NUMBERS: dict[str, dict[str, Any]] = {
+    "isgd": {"step": 1e-3},
+    "isgd-ls": {"step": 1e-3},
+    "iadam": {},
+    "hoag": {"step": 1e-3},
+    "maid": {"step": 1e-2},
+}
+
+
+@pytest.mark.parametrize("method", NUMBERS)
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_accuracies_that_are_numbers_scale_with_the_loss(method: str, scale: float) -> None:
+    def path(scale: float) -> RunResult:
+        options = dict(NUMBERS[method])
+        if "step" in options:
+            options["step"] /= scale
+        settings = {
+            "data": {"name": "dead-leaves", "count": 4, "size": 16},
+            "regularizer": {"name": "foe", "filters": 4, "kernel_size": 3},
+            "sampler": "full",
+            "upper_optimizer": {"name": method, "tol": 0.05, "adjoint_tol": 0.1} | options,
+            "validation": {"count": 0},
+            "certificates": {"bound": "none"},
+            "dtype": "float64",
+            "budget": {"steps": 4},
+            "loss_scale": scale,
+        }
+        return run(recipe_from_dict(settings))
+
+    plain, scaled = path(1.0), path(scale)
+    for name, value in plain.last.items():
+        torch.testing.assert_close(scaled.last[name], value, rtol=1e-9, atol=1e-9)
+    assert [one["adjoint_tol"] for one in plain.history] == [one["adjoint_tol"] for one in scaled.history]
+    assert plain.cost.computations == scaled.cost.computations
+    assert all(one["gradient_norm"] > 0 for one in scaled.history)
+
+
+def too_loose(**changes: Any) -> dict[str, Any]:
+    """δ is larger than the right-hand side of the adjoint system: conjugate gradients stop at q = 0."""
+    return {
+        "data": {"name": "dead-leaves", "count": 4, "size": 16},
+        "regularizer": "tv",
+        "sampler": "full",
+        "upper_optimizer": {"name": "isgd", "adjoint_tol": 1e6},
+        "validation": {"count": 0},
+        "budget": {"steps": 9},
+    } | changes
+
+
+def test_a_zero_hypergradient_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        result = run(recipe_from_dict(too_loose()))
+    said = [one.getMessage() for one in caplog.records if "exactly zero" in one.getMessage()]
+    assert len(said) == 1 and said[0].startswith("step 1: ") and "adjoint_tol" in said[0]
+    assert result.steps == 9
+
+
+def test_ten_zero_hypergradients_in_a_row_end_the_run() -> None:
+    with pytest.raises(
+        NumericalError, match=r"steps 1 to 10: the hypergradient is exactly zero .*adjoint_tol"
+    ):
+        run(recipe_from_dict(too_loose(budget={"steps": 20})))
+
+
+def test_the_command_fails_with_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ("device=cpu", "upper_optimizer.adjoint_tol=1e6", "budget={steps: 12}", "baseline=null")
+    done = caller("run", capfd)("smoke", *options, "--out", str(tmp_path / "run"))
+    assert done.returncode == 1, done.stderr
+    assert "exactly zero" in done.stderr and "lower upper_optimizer.adjoint_tol" in done.stderr
+
+
+def test_zeros_survive_a_resume() -> None:
+    """Nine zeros before an interruption and one after it are ten in a row."""
+    experiment = assemble(recipe_from_dict(too_loose()))
+    kept: list[dict[str, Any]] = []
+
+    class Memory:
+        def due(self) -> bool:
+            return True
+
+        def keep(self, content: dict[str, Any]) -> None:
+            kept.append(content)
+
+    result = experiment.run(keeper=Memory())  # type: ignore[arg-type]
+    again = assemble(recipe_from_dict(too_loose(budget={"steps": 12})))
+    content = kept[-1] | {"own": []}
+    with pytest.raises(NumericalError, match="steps 1 to 10"):
+        again.run(content=content, history=result.history)
+
+
+def test_draws_without_samples_and_losses_of_zero_are_no_accident(caplog: pytest.LogCaptureFixture) -> None:
+    empty = {"name": "independent", "size": 1e-9}
+    run(recipe_from_dict(too_loose(sampler=empty, budget={"steps": 30})))
+    clean = {"name": "tikhonov", "weight": 1e-30}
+    run(recipe_from_dict(too_loose(noise=0.0, regularizer=clean, budget={"steps": 12})))
+    assert not [one for one in caplog.records if "exactly zero" in one.getMessage()]

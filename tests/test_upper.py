@@ -78,7 +78,7 @@ class Parabola:
         f = 0.5 * float((self.curvature * theta["t"].square()).sum())
         return Value(f, f, f, True, 0.0, 0.0, trial=theta["t"])
 
-    def value(self, theta: Theta, tol: float) -> Value:
+    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
         self.asked.append((tol,))
         self.tried.append(theta["t"])
         return self._value(theta)

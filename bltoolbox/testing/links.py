@@ -116,7 +116,7 @@ def _residual(lower: LowerLevel, solution: Solution, tol: float, who: str) -> Li
 
 
 def _distance(lower: LowerLevel, solution: Solution, reference: Tensor, tol: float, who: str) -> Link:
-    """‖x̃ − x̂‖ ≤ tol/μ; where μ is unknown only a gross error can be told."""
+    """‖x̃ − x̂‖ ≤ tol/μ; where no μ > 0 is known only a gross error can be told."""
     mu = torch.where(lower.mu > 0, lower.mu, 1e-4)
     distance = norm(solution.x - reference) * mu
     found = float(distance.max())

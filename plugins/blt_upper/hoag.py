@@ -3,10 +3,11 @@
     ε_k = ε_0 q^k  (geometric),   ε_0/(k+1)²  (quadratic)   or   ε_0/(k+1)³  (cubic),        δ_k likewise
     θ⁺ = Π(θ_k − α z_k),   accepted when
 
-    F⁺ ≤ F_k + (E_k + E⁺) + ε_k‖θ⁺ − θ_k‖ − ½‖θ⁺ − θ_k‖²/α
+    F⁺ ≤ F_k + (E_k + E⁺) + s ε_k‖θ⁺ − θ_k‖ − ½‖θ⁺ − θ_k‖²/α
 
-F_k = g(x̃_k), F⁺ = g(x̃⁺) at ε_{k+1}, E = ‖∇g(x̃)‖ε + (L_g/2)ε² with the accuracies achieved: the allowance E is what an
-inexact value can hide, ε_k‖θ⁺ − θ_k‖ what an inexact z can. An accepted step makes the next one longer, a refused one
+F_k = g(x̃_k), F⁺ = g(x̃⁺) at ε_{k+1}, E = ‖∇g(x̃)‖ε + (L_g/2)ε² with the accuracies achieved (estimated where no strong
+convexity is known): the allowance E is what an inexact value can hide, s ε_k‖θ⁺ − θ_k‖ what an inexact z can, s the
+`loss_scale`. An accepted step makes the next one longer, a refused one
 is tried again shorter. The ε_k are summable, and so are the increases that may slip through. (`maid` turns the same
 inequality round: it accepts only what is certain to decrease, and chooses ε itself.) The paper has constants in place
 of E, which the oracle knows.
@@ -21,6 +22,7 @@ Reference: Pedregosa, *Hyperparameter optimization with approximate gradient*, I
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -43,7 +45,8 @@ class HOAG(UpperOptimizer):
     Args:
         step: α_0, the first step length tried.
         tol: ε_0, accuracy of the lower level as a distance to the exact minimiser.
-        adjoint_tol: δ_0, residual norm of the adjoint system; the same number as `tol` unless given.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; the same number as `tol` unless
+            given.
         decay: how the accuracies tighten from step to step.
         ratio: q of the geometric decay.
         grow: by which an accepted step is lengthened for the next.
@@ -84,13 +87,14 @@ class HOAG(UpperOptimizer):
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
         if reason := _exhausted(theta, result, alpha):
             return Step(dict(theta), dict(state), result.value.value, metrics, finished=reason)
+        before = result.value if result.value.certified else oracle.value(theta, tol, bound=True)
         # Below the floor of the dtype a tighter tolerance costs much and gives nothing.
         k = k if _at_floor(result) else k + 1
         next_tol = self._accuracy(self.tol, k)
         for trial in range(self.trials):
             moved = descend(oracle, theta, result.gradient, alpha)
-            value = oracle.value(moved, next_tol)
-            if _decreased(theta, moved, result.value, value, tol, alpha):
+            value = oracle.value(moved, next_tol, bound=True)
+            if _decreased(theta, moved, before, value, tol * result.loss_scale, alpha):
                 oracle.accept(value)
                 metrics |= {"step_size": alpha, "trials": trial + 1}
                 return Step(moved, {"k": k, "alpha": self.grow * alpha}, value.value, metrics)
@@ -105,11 +109,13 @@ class HOAG(UpperOptimizer):
 
 
 def _decreased(
-    theta: Theta, moved: Mapping[str, Tensor], before: Value, after: Value, tol: float, alpha: float
+    theta: Theta, moved: Mapping[str, Tensor], before: Value, after: Value, error: float, alpha: float
 ) -> bool:
-    """The decrease is enough, up to what the tolerances can hide."""
+    """The decrease is enough, up to what the tolerances can hide; ``error`` is that of z."""
     distance = theta_norm(moved[name] - value for name, value in theta.items())
-    hidden = (before.upper - before.value) + (after.upper - after.value) + tol * distance
+    # Where h is not convex no value has an allowance: then the decrease must be seen.
+    allowances = [value.upper - value.value for value in (before, after) if math.isfinite(value.upper)]
+    hidden = sum(allowances) + error * distance
     return after.value <= before.value + hidden - 0.5 * distance**2 / alpha
 
 

@@ -41,12 +41,12 @@ class IAdam(UpperOptimizer):
         step_decay: exponent a of the step; 0 is a fixed step.
         beta1: β₁, the memory of the mean of z.
         beta2: β₂, the memory of its square.
-        epsilon: ϵ, the size below which a gradient counts as zero.
+        epsilon: ϵ, the size below which a gradient counts as zero, times `loss_scale`.
         tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
             lower level moves at θ_0.
         tol_decay: exponent b of the accuracies.
-        adjoint_tol: δ_0, residual norm of the adjoint system; unless given, the same number as `tol`, or 2 % of
-            the right-hand side at θ_0 if that is `auto`.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
+            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
     """
 
     def __init__(
@@ -85,9 +85,8 @@ class IAdam(UpperOptimizer):
         if metrics["gradient_norm"] == 0:
             return Step(dict(theta), after, result.value.value, metrics)
         after |= self._moments(result.gradient, state)
-        return Step(
-            descend(oracle, theta, self._direction(theta, after), alpha), after, result.value.value, metrics
-        )
+        direction = self._direction(theta, after, self.epsilon * result.loss_scale)
+        return Step(descend(oracle, theta, direction, alpha), after, result.value.value, metrics)
 
     def _moments(self, z: Theta, state: Mapping[str, Any]) -> dict[str, Any]:
         after: dict[str, Any] = {"t": state["t"] + 1}
@@ -96,9 +95,9 @@ class IAdam(UpperOptimizer):
             after[f"v/{name}"] = torch.lerp(part.square(), state[f"v/{name}"], self.beta2)
         return after
 
-    def _direction(self, theta: Theta, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _direction(self, theta: Theta, state: Mapping[str, Any], epsilon: float) -> dict[str, Tensor]:
         first, second = 1 - self.beta1 ** state["t"], 1 - self.beta2 ** state["t"]
         return {
-            name: state[f"m/{name}"] / first / ((state[f"v/{name}"] / second).sqrt() + self.epsilon)
+            name: state[f"m/{name}"] / first / ((state[f"v/{name}"] / second).sqrt() + epsilon)
             for name in theta
         }

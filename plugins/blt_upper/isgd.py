@@ -32,8 +32,8 @@ class ISGD(UpperOptimizer):
         tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
             lower level moves at θ_0.
         tol_decay: exponent b of the accuracies.
-        adjoint_tol: δ_0, residual norm of the adjoint system; unless given, the same number as `tol`, or 2 % of
-            the right-hand side at θ_0 if that is `auto`.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
+            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
     """
 
     def __init__(

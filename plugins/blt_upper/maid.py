@@ -5,8 +5,9 @@
     3. none accepted: tighten (ε, δ), N ← N + 1, back to 1; accepted: lengthen α, loosen (ε, δ), N back to its start
 
 F⁺ = g(x̃⁺) + ‖∇g(x̃⁺)‖ε⁺ + (L_g/2)ε⁺² lies above f(θ⁺) and F⁻ = g(x̃) − ‖∇g(x̃)‖ε below f(θ), with the
-accuracies ε actually achieved: where the strong convexity is known, an accepted step certainly decreases the
-true f.
+accuracies ε actually achieved: where the strong convexity μ is known, an accepted step certainly decreases the true
+f. Elsewhere, as in deblurring, ε = ‖∇h‖/μ̂ with the Ritz value μ̂ that ω uses, too, and the step is logged as
+`estimated`.
 
 When to choose it: no step size to tune and a guaranteed decrease, at the price of all data at each step
 (sampler `full`).
@@ -39,8 +40,8 @@ class MAID(UpperOptimizer):
         step: α_0, the first step length tried; `auto` promises a quarter of the loss, or moves θ by 5 %.
         tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
             lower level moves at θ_0.
-        adjoint_tol: δ_0, residual norm of the adjoint system; unless given, the same number as `tol`, or 2 % of
-            the right-hand side at θ_0 if that is `auto`.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
+            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
         eta: η; z may be wrong by the fraction 1 − η, and a step must gain η² of what z promises.
         shrink: ρ, by which the line search shortens the step.
         grow: by which an accepted step is lengthened for the next.
@@ -100,12 +101,14 @@ class MAID(UpperOptimizer):
             tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
         moved, value, alpha, tried = found
         oracle.accept(value)
+        certified = result.value.certified and value.certified
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient) | {
             "bound": result.bound or 0.0,
             "attempts": gradients,
             "trials": tried,
             "decrease": result.value.lower - value.upper,
-            "certified": int(value.certified),
+            "decrease_kind": "certified" if certified else "estimated",
+            "certified": int(certified),
         }
         after = {
             "alpha": self.grow * alpha,
@@ -120,7 +123,7 @@ class MAID(UpperOptimizer):
         for trial in range(trials):
             moved = descend(oracle, theta, result.gradient, alpha)
             distance = theta_norm(moved[name] - value for name, value in theta.items())
-            value = oracle.value(moved, tol)
+            value = oracle.value(moved, tol, bound=True)
             if value.upper - result.value.lower <= -(self.eta**2) * distance**2 / alpha:
                 return moved, value, alpha, trial + 1
             alpha *= self.shrink

@@ -48,7 +48,7 @@ class QuadraticOracle:
         if self.calls > self.budget:
             raise BudgetExhausted("the budget is spent")
 
-    def value(self, theta: Theta, tol: float) -> Value:
+    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
         self._spend(theta, tol)
         value, slack = self.exact(theta), ERROR * tol**2 if self.inexact else 0.0
         return Value(value, max(value - slack, 0.0), value + slack, True, tol, 1.0)
