@@ -53,7 +53,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	@echo '== generating docs'
-	@$(PY) -m bltoolbox.reference docs
+	@$(PY) -m docs.generate docs
 
 clean:
 	@echo '== removing $(VENV) and caches'

@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bltoolbox.experiment import Experiment, run
-    from bltoolbox.listeners import RunResult
-    from bltoolbox.model import Model, solve
-    from bltoolbox.recipe import load_recipe
-    from bltoolbox.resume import resume
+    from bltoolbox.config.recipe import load_recipe
+    from bltoolbox.restoration.model import Model, solve
+    from bltoolbox.training.experiment import Experiment, run
+    from bltoolbox.training.listeners import RunResult
+    from bltoolbox.training.resume import resume
 
 __version__ = "0.1.0"
 
@@ -23,13 +23,13 @@ IMPORTED_AT = time.time()
 __all__ = ["Experiment", "Model", "RunResult", "__version__", "load_recipe", "resume", "run", "solve"]
 
 _HOMES = {
-    "Experiment": "bltoolbox.experiment",
-    "Model": "bltoolbox.model",
-    "RunResult": "bltoolbox.listeners",
-    "load_recipe": "bltoolbox.recipe",
-    "resume": "bltoolbox.resume",
-    "run": "bltoolbox.experiment",
-    "solve": "bltoolbox.model",
+    "Experiment": "bltoolbox.training.experiment",
+    "Model": "bltoolbox.restoration.model",
+    "RunResult": "bltoolbox.training.listeners",
+    "load_recipe": "bltoolbox.config.recipe",
+    "resume": "bltoolbox.training.resume",
+    "run": "bltoolbox.training.experiment",
+    "solve": "bltoolbox.restoration.model",
 }
 
 

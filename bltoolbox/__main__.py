@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from bltoolbox.interrupts import Interrupted, end_process, end_process_at_once
+from bltoolbox.distributed.signals import Interrupted, end_process, end_process_at_once
 
 
 def main() -> NoReturn:

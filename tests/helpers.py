@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_regularizers.foe import FieldOfExperts
-from blt_regularizers.tv import TotalVariation
-from blt_solvers.agd import AGD
-from blt_solvers.mm import MemoryGradient
-from bltoolbox.interfaces import LowerSolver, Operator, Regularizer, Theta
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import LowerLevel, Problem, join
-from bltoolbox.store import Store
-from bltoolbox.tensors import keyed_generator
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.regularizers.foe import FieldOfExperts
+from blt_builtins.regularizers.tv import TotalVariation
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import LowerLevel, Problem, join
+from bltoolbox.bilevel.roles import LowerSolver, Operator, Regularizer, Theta
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.bilevel.warm_starts import Store
 from bltoolbox.testing import Gain, make_oracle, smooth_images
 
 # The images are tiny: a second thread costs more than it brings.

@@ -15,12 +15,12 @@ import torch
 from helpers import flat
 
 from bltoolbox import resume, run
-from bltoolbox.experiment import Experiment
-from bltoolbox.interrupts import handled
-from bltoolbox.launch import Place
-from bltoolbox.model import read_theta
-from bltoolbox.ranks import Group, Ranks
-from bltoolbox.recipe import Recipe
+from bltoolbox.config.recipe import Recipe
+from bltoolbox.distributed.launch import Place
+from bltoolbox.distributed.ranks import Group, Ranks
+from bltoolbox.distributed.signals import handled
+from bltoolbox.restoration.model import read_theta
+from bltoolbox.training.experiment import Experiment
 
 FORK = multiprocessing.get_context("fork")
 #: Seconds after which processes that wait for each other have failed.

@@ -9,17 +9,17 @@ import sys
 
 import pytest
 
-from bltoolbox import allocator
+from bltoolbox.bilevel import memory as allocator
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs the C library of GNU")
 
 FAULTS = """
 import resource, sys, torch
-from blt_operators.identity import Identity
-from blt_regularizers.foe import FieldOfExperts
-from blt_solvers.mm import MemoryGradient
-from bltoolbox.loop import solve
-from bltoolbox.problem import Problem, join
+from blt_builtins.operators.identity import Identity
+from blt_builtins.regularizers.foe import FieldOfExperts
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import Problem, join
 
 torch.set_num_threads(1)
 foe = FieldOfExperts()
@@ -66,7 +66,7 @@ def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 GAPS = """
 import ctypes, time
 from pathlib import Path
-from bltoolbox import allocator
+from bltoolbox.bilevel import memory as allocator
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

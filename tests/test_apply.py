@@ -16,10 +16,10 @@ from conftest import BLT
 from PIL import Image
 from toy_models import as_bytes, clean_picture, noisy_picture, toy_model
 
-from bltoolbox import shipped_models
 from bltoolbox.cli import main
-from bltoolbox.metrics import psnr, ssim
-from bltoolbox.model import Model
+from bltoolbox.restoration import shipped as shipped_models
+from bltoolbox.restoration.metrics import psnr, ssim
+from bltoolbox.restoration.model import Model
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "images"
 
@@ -342,10 +342,10 @@ import resource, sys
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from bltoolbox.apply import apply_to
-from bltoolbox.model import Model
-from bltoolbox.picture_jobs import Job
-from bltoolbox.restore import Restorer
+from bltoolbox.restoration.apply import apply_to
+from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.pictures.jobs import Job
+from bltoolbox.restoration.tiles import Restorer
 
 model = Model.load("tiny.safetensors", device="cpu")
 model = Model(model.problem, model.solver, model.theta, replace(model.recipe, iteration_limit=1))

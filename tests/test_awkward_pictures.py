@@ -16,11 +16,11 @@ from PIL import Image
 from toy_models import clean_picture, toy_model
 
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.kernels import parse_kernel
-from bltoolbox.model import Model
-from bltoolbox.noise_level import estimate_noise
-from bltoolbox.picture_jobs import plan
-from bltoolbox.pictures import read_picture, write_picture
+from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.noise_level import estimate_noise
+from bltoolbox.restoration.pictures.files import read_picture, write_picture
+from bltoolbox.restoration.pictures.jobs import plan
+from bltoolbox.restoration.pictures.kernels import parse_kernel
 
 
 def shown(path: Path) -> np.ndarray:

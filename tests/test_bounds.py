@@ -11,16 +11,16 @@ import torch
 from helpers import REGULARIZERS, SOLVERS, flat, initial, normal, oracle_for, small_foe
 from torch import Tensor
 
-from blt_data.dead_leaves import DeadLeaves
-from blt_hypergradients.cg_ift import CGIFT
-from blt_operators.blur import Blur
-from blt_regularizers.foe import FieldOfExperts
-from blt_regularizers.tv import TotalVariation
-from bltoolbox.interfaces import Regularizer
-from bltoolbox.linear import smallest_ritz
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import join, split
-from bltoolbox.results import Batch
+from blt_builtins.data.dead_leaves import DeadLeaves
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.operators.blur import Blur
+from blt_builtins.regularizers.foe import FieldOfExperts
+from blt_builtins.regularizers.tv import TotalVariation
+from bltoolbox.bilevel.linear import smallest_ritz
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import join, split
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.roles import Regularizer
 from bltoolbox.testing import full_batch, make_oracle
 
 Draw = Callable[[Regularizer, int], dict[str, Tensor]]

@@ -10,17 +10,17 @@ import torch
 from commands import caller
 from torch import Tensor
 
-from blt_regularizers.tv import TotalVariation
-from blt_solvers.agd import AGD
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox import load_recipe, run
-from bltoolbox.baseline import tune
+from bltoolbox.bilevel.problem import LowerLevel, Problem, join
+from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import RecipeError
-from bltoolbox.interfaces import LowerSolver, Theta
-from bltoolbox.listeners import Listener
-from bltoolbox.problem import LowerLevel, Problem, join
-from bltoolbox.samples import Samples
-from bltoolbox.tensors import keyed_generator
+from bltoolbox.restoration.samples import Samples
 from bltoolbox.testing import Gain, make_oracle, smooth_images
+from bltoolbox.training.baseline import tune
+from bltoolbox.training.listeners import Listener
 
 TINY = [
     "data={name: dead-leaves, count: 4, size: 16}",
@@ -56,7 +56,7 @@ def test_tuning_the_baseline_ends_with_the_seconds_of_the_budget(
         finally:
             spent.append(time.perf_counter() - began)
 
-    monkeypatch.setattr("bltoolbox.experiment.tune", measured)
+    monkeypatch.setattr("bltoolbox.training.experiment.tune", measured)
     recipe = load_recipe("smoke", [*TINY, "budget={seconds: 4}", "evaluation_tol=1e-5"])
     began = time.perf_counter()
     result = run(recipe, out=tmp_path / "run")

@@ -10,15 +10,15 @@ import torch
 from helpers import BOUNDARIES, initial, lower_level, noisy, normal, small_foe, small_tv
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_solvers.mm import MemoryGradient
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.mm import MemoryGradient
 from bltoolbox import run
-from bltoolbox.bounds import can_certify, certified_bound
-from bltoolbox.interfaces import Regularizer
-from bltoolbox.loop import solve
-from bltoolbox.problem import LowerLevel, UpperLoss
-from bltoolbox.recipe import recipe_from_dict
-from bltoolbox.tensors import norm, theta_norm
+from bltoolbox.bilevel.bounds import can_certify, certified_bound
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
+from bltoolbox.bilevel.roles import Regularizer
+from bltoolbox.bilevel.tensors import norm, theta_norm
+from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.testing import smooth_images
 
 SHAPE = (3, 7, 8)

@@ -13,8 +13,8 @@ from conftest import Install
 from test_conformance_catches import BASES, HEAD, WRONG
 
 from bltoolbox.cli import main
-from bltoolbox.recipe import parse_recipe
-from bltoolbox.registry import load_registry
+from bltoolbox.config.recipe import parse_recipe
+from bltoolbox.config.registry import load_registry
 from bltoolbox.testing.recipe_check import RecipeCheck, check_recipe
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -15,8 +15,8 @@ from conftest import BLT, ROOT, Install
 from test_recipe import BAD, SMALL
 
 from bltoolbox.cli import main
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.registry import load_registry
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.registry import load_registry
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -29,8 +29,8 @@ FILE = '''
 
 Prefer it never.
 """
-from bltoolbox.hookspecs import Component, hookimpl
-from bltoolbox.interfaces import Sampler
+from bltoolbox.config.hooks import Component, hookimpl
+from bltoolbox.bilevel.roles import Sampler
 
 class Toy(Sampler):
     """Args:
@@ -158,7 +158,7 @@ def test_show(here: Run, toy: str) -> None:
 
 def test_show_snippets_of_builtins_are_valid_recipes() -> None:
     from bltoolbox.cli.components import _snippet
-    from bltoolbox.yaml_text import Spot, parse
+    from bltoolbox.config.yaml_text import Spot, parse
 
     for registered in load_registry().components():
         signature = registered.signature()

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from bltoolbox.cli import main
-from bltoolbox.model import Model, read_theta
-from bltoolbox.recipe import load_recipe, parse_recipe
+from bltoolbox.config.recipe import load_recipe, parse_recipe
+from bltoolbox.restoration.model import Model, read_theta
 
 torch.set_num_threads(1)
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from commands import Call, caller
 
-from bltoolbox.comparison import band, compare, default_levels, running_mean
-from bltoolbox.history import RunHistory
-from bltoolbox.yaml_text import dump
+from bltoolbox.config.yaml_text import dump
+from bltoolbox.reports.compare.comparison import band, compare, default_levels, running_mean
+from bltoolbox.runs.history import RunHistory
 
 RECIPE: dict[str, Any] = {
     "seed": 0,
@@ -141,7 +141,7 @@ def test_a_run_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) -> 
 
 def test_reading_needs_no_torch() -> None:
     script = (
-        "import sys, bltoolbox.history, bltoolbox.comparison, bltoolbox.cli.compare\n"
+        "import sys, bltoolbox.runs.history, bltoolbox.reports.compare.comparison, bltoolbox.cli.compare\n"
         "print([name for name in ('torch', 'numpy', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=True)
@@ -339,7 +339,7 @@ def test_runs_without_losses_or_checks_are_drawn_as_far_as_they_go(here: Call, t
 
 
 def test_many_groups_are_told_apart(here: Call, tmp_path: Path) -> None:
-    from bltoolbox.compare_figures import _look
+    from bltoolbox.reports.compare.figures import _look
 
     looks = {str(sorted(_look(number).items())) for number in range(32)}
     assert len(looks) == 32
@@ -382,10 +382,10 @@ def test_pictures_show_what_a_cost_buys(trained: Path, here: Call, tmp_path: Pat
     (row,) = facts["images"]
     assert [picture["step"] for picture in row["pictures"]] == [0, 0, last.step]
     assert [picture["moved"] for picture in row["pictures"]] == [False, False, True]
-    from bltoolbox.assemble import assemble
-    from bltoolbox.evaluation import evaluate
-    from bltoolbox.model import Model
-    from bltoolbox.recipe import load_recipe
+    from bltoolbox.config.recipe import load_recipe
+    from bltoolbox.restoration.evaluation import evaluate
+    from bltoolbox.restoration.model import Model
+    from bltoolbox.training.assemble import assemble
 
     experiment = assemble(load_recipe(trained / "resolved.yaml"))
     model = Model.load(history.theta_file(last), "cpu")
@@ -398,8 +398,8 @@ def test_pictures_show_what_a_cost_buys(trained: Path, here: Call, tmp_path: Pat
 
 
 def test_captions_tell_not_moved_from_not_looked(trained: Path) -> None:
-    from bltoolbox.compare_images import draw_sheet, restore_rows
-    from bltoolbox.registry import load_registry
+    from bltoolbox.config.registry import load_registry
+    from bltoolbox.reports.compare.images import draw_sheet, restore_rows
 
     comparison = compare(histories(trained))
     run = comparison.runs[0]

@@ -20,9 +20,9 @@ from bltoolbox.cli.completion import (
     complete_shipped,
     rejoin,
 )
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.recipe import shipped_recipes
-from bltoolbox.registry import load_registry
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.recipe import shipped_recipes
+from bltoolbox.config.registry import load_registry
 
 
 def context(**parameters: Any) -> typer.Context:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.registry import load_registry
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.registry import load_registry
 from bltoolbox.testing.conformance import (
     check_component,
     conformance_tests,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bltoolbox.registry import load_registry
+from bltoolbox.config.registry import load_registry
 from bltoolbox.testing.conformance import check_component, properties_of
 
 HEAD = '''
@@ -17,11 +17,11 @@ import math, random
 from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
-from bltoolbox.hookspecs import Component, hookimpl
-from bltoolbox.interfaces import *
-from bltoolbox.problem import LowerLevel
-from bltoolbox.results import *
-from bltoolbox.tensors import *
+from bltoolbox.config.hooks import Component, hookimpl
+from bltoolbox.bilevel.roles import *
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.records import *
+from bltoolbox.bilevel.tensors import *
 from bltoolbox.testing import Gain, Tikhonov
 
 @hookimpl

@@ -15,10 +15,10 @@ from PIL import Image
 from safetensors.torch import load, save
 
 from bltoolbox import run
-from bltoolbox.checkpoint import read_checked, write_checked
 from bltoolbox.cli import main
-from bltoolbox.files import write_json
-from bltoolbox.recipe import load_recipe
+from bltoolbox.config.recipe import load_recipe
+from bltoolbox.runs.files import write_json
+from bltoolbox.training.checkpoint import read_checked, write_checked
 
 RECIPE = """\
 data: {name: dead-leaves, count: 6, size: 16}

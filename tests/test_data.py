@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from blt_data.array import Array
-from blt_data.dead_leaves import DeadLeaves
-from blt_data.photos import Photos
+from blt_builtins.data.array import Array
+from blt_builtins.data.dead_leaves import DeadLeaves
+from blt_builtins.data.photos import Photos
 from bltoolbox.errors import MissingError
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from toy_models import toy_model
 
 import bltoolbox
-from blt_solvers.agd import AGD
-from bltoolbox.experiment import run
-from bltoolbox.interfaces import Regularizer, Theta
-from bltoolbox.loop import solve
-from bltoolbox.model import Model
-from bltoolbox.recipe import recipe_from_dict
+from blt_builtins.lower_solvers.agd import AGD
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.config.recipe import recipe_from_dict
+from bltoolbox.restoration.model import Model
 from bltoolbox.testing import Gain
+from bltoolbox.training.experiment import run
 
 #: A regularizer with analytic derivatives, and one that leaves them to autograd.
 REGULARIZERS = ("foe", "icnn")

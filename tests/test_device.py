@@ -14,16 +14,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blt_regularizers.crr import ConvexRidge
-from blt_regularizers.icnn import InputConvexNetwork
-from blt_regularizers.tikhonov import Tikhonov
-from blt_regularizers.weakly_convex import WeaklyConvexExperts
-from blt_solvers.gd import GradientDescent
-from blt_solvers.lbfgs import LBFGS
-from blt_solvers.newton_cg import NewtonCG
-from bltoolbox.interfaces import LowerSolver, Regularizer
-from bltoolbox.problem import LowerLevel, Problem, UpperLoss, join, split
-from bltoolbox.samples import Samples
+from blt_builtins.lower_solvers.gd import GradientDescent
+from blt_builtins.lower_solvers.lbfgs import LBFGS
+from blt_builtins.lower_solvers.newton_cg import NewtonCG
+from blt_builtins.regularizers.crr import ConvexRidge
+from blt_builtins.regularizers.icnn import InputConvexNetwork
+from blt_builtins.regularizers.tikhonov import Tikhonov
+from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
+from bltoolbox.bilevel.problem import LowerLevel, Problem, UpperLoss, join, split
+from bltoolbox.bilevel.roles import LowerSolver, Regularizer
+from bltoolbox.restoration.samples import Samples
 from bltoolbox.testing import Gain, Images, full_batch, smooth_images
 
 SHAPE = (3, 8, 9)

@@ -29,20 +29,21 @@ from processes import (
     wait_for_ranks,
 )
 
-from bltoolbox import files, resume, run
-from bltoolbox.assemble import assemble, pick_device
+from bltoolbox import resume, run
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.records import Batch, Cost
+from bltoolbox.bilevel.share import assign, divide
+from bltoolbox.config.recipe import Recipe, recipe_from_dict
+from bltoolbox.distributed.launch import Launcher, Place
+from bltoolbox.distributed.ranks import ALONE, RankFailed, RankLost, Ranks
+from bltoolbox.distributed.signals import Interrupted, handled
 from bltoolbox.errors import BltError, MissingError, NumericalError, UsageError
-from bltoolbox.experiment import Experiment
-from bltoolbox.interrupts import Interrupted, handled
-from bltoolbox.launch import Launcher, Place
-from bltoolbox.listeners import Listener
-from bltoolbox.model import read_theta
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.ranks import ALONE, RankFailed, RankLost, Ranks
-from bltoolbox.recipe import Recipe, recipe_from_dict
-from bltoolbox.results import Batch, Cost
-from bltoolbox.run_dir import RunDirectory
-from bltoolbox.share import assign, divide
+from bltoolbox.restoration.model import read_theta
+from bltoolbox.runs import files
+from bltoolbox.training.assemble import assemble, pick_device
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.listeners import Listener
+from bltoolbox.training.run_dir import RunDirectory
 
 METHODS: dict[str, dict[str, object]] = {
     "isgd": {"upper_optimizer": {"name": "isgd", "step": 5e-3, "tol": 0.1}, "sampler": {"size": 4}},
@@ -78,7 +79,7 @@ def recipe(method: str, steps: int = 20, every: float = 60.0, **changes: object)
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than the runs, and have tests of their own."""
-    monkeypatch.setattr("bltoolbox.figures.draw", lambda result, folder: None)
+    monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
     monkeypatch.setattr(RunDirectory, "_report", lambda self, result: None)
 
 
@@ -111,7 +112,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """The same runs on one process."""
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bltoolbox.figures.draw", lambda result, folder: None)
+        patch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
         patch.setattr(RunDirectory, "_report", lambda self, result: None)
         for method in METHODS:
             run(recipe(method), out=folder / method)
@@ -502,7 +503,7 @@ class TestPlaces:
     def test_a_container_may_use_less_than_there_is(
         self, quota: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from bltoolbox import launch
+        from bltoolbox.distributed import launch
 
         (tmp_path / "cpu.max").write_text(quota)
         monkeypatch.setattr(launch, "QUOTA", tmp_path / "cpu.max")
@@ -512,7 +513,7 @@ class TestPlaces:
     def test_processors_are_divided_unless_the_user_has_decided(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bltoolbox.launch.processors", lambda: 9)
+        monkeypatch.setattr("bltoolbox.distributed.launch.processors", lambda: 9)
         monkeypatch.delenv("OMP_NUM_THREADS")
         assert Launcher([], 4)._environment(2, "x", 7)["OMP_NUM_THREADS"] == "2"
         monkeypatch.setenv("OMP_NUM_THREADS", "5")

@@ -18,17 +18,17 @@ import pytest
 from conftest import ROOT, Install
 
 from bltoolbox.cli.common import split_overrides
-from bltoolbox.describe import describe
+from bltoolbox.config.describe import describe
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict, shipped_recipes
+from bltoolbox.config.registry import Registered, load_registry
+from bltoolbox.config.signatures import Parameter, Signature
+from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import MissingError, RecipeError
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.recipe import Recipe, load_recipe, recipe_from_dict, shipped_recipes
-from bltoolbox.reference import components, pages, plugin_api
-from bltoolbox.reference.commands import command_line
-from bltoolbox.reference.markdown import prose, table
-from bltoolbox.reference.recipes import MINIMAL
-from bltoolbox.registry import Registered, load_registry
-from bltoolbox.signatures import Parameter, Signature
-from bltoolbox.yaml_text import Spot, parse
+from docs.generate import components, pages, plugin_api
+from docs.generate.commands import command_line
+from docs.generate.markdown import prose, table
+from docs.generate.recipes import MINIMAL
 
 DOCS = ROOT / "docs"
 TEXTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
@@ -65,7 +65,7 @@ def test_every_page_says_that_it_is_generated() -> None:
 def test_the_pages_are_light_and_the_same_every_time() -> None:
     """Once the signatures are cached no torch is needed."""
     script = (
-        "import json, sys; from bltoolbox.reference import pages\n"
+        "import json, sys; from docs.generate import pages\n"
         "print(json.dumps([pages(), 'torch' in sys.modules]))"
     )
     told = []
@@ -85,7 +85,7 @@ def test_the_pages_are_light_and_the_same_every_time() -> None:
 def test_plugins_of_others_do_not_appear(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither their components nor the clashes they cause."""
     source = (
-        "from bltoolbox.hookspecs import Component, hookimpl\n"
+        "from bltoolbox.config.hooks import Component, hookimpl\n"
         "@hookimpl\n"
         "def blt_components():\n"
         "    return [Component('regularizer', name, 'x:Y', 'Foreign.') for name in ('foreign', 'tv')]\n"
@@ -104,7 +104,7 @@ def test_plugins_of_others_do_not_appear(install: Install, monkeypatch: pytest.M
 
 
 def test_the_command_writes_only_what_changed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bltoolbox.reference", str(tmp_path / "docs")]
+    command = [sys.executable, "-m", "docs.generate", str(tmp_path / "docs")]
     first, second = (subprocess.run(command, text=True, capture_output=True, timeout=120) for _ in range(2))
     assert {Path(line).name for line in first.stdout.splitlines()} == set(generated()), first.stderr
     assert second.stdout == ""
@@ -199,7 +199,7 @@ def test_every_role_and_method_is_documented() -> None:
 
 
 def test_every_hook_and_its_record_are_documented() -> None:
-    from bltoolbox import hookspecs
+    from bltoolbox.config import hooks as hookspecs
 
     hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "bltoolbox_spec")]
     assert hooks == ["blt_components"]

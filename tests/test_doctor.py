@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from commands import Call, caller
 
-from bltoolbox import doctor
-from bltoolbox.doctor import Finding, Verdict
-from bltoolbox.registry import load_registry
+from bltoolbox.cli import diagnosis as doctor
+from bltoolbox.cli.diagnosis import Finding, Verdict
+from bltoolbox.config.registry import load_registry
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blt_data import download
-from blt_data.download import fetch, md5_of
+from blt_builtins.data import download
+from blt_builtins.data.download import fetch, md5_of
 from bltoolbox.errors import BltError, MissingError
 
 

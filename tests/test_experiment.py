@@ -17,15 +17,15 @@ from skimage.metrics import peak_signal_noise_ratio
 from torch import Tensor
 
 from bltoolbox import Model, load_recipe, run, solve
-from bltoolbox.assemble import assemble
+from bltoolbox.bilevel.lower_loop import solve as solve_lower
+from bltoolbox.bilevel.roles import Theta
+from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.evaluation import Evaluation, evaluate, psnr
-from bltoolbox.interfaces import Theta
-from bltoolbox.listeners import Check, Listener, RunResult
-from bltoolbox.loop import solve as solve_lower
-from bltoolbox.model import read_theta
-from bltoolbox.recipe import Recipe, recipe_from_dict
+from bltoolbox.restoration.evaluation import Evaluation, evaluate, psnr
+from bltoolbox.restoration.model import read_theta
 from bltoolbox.testing import smooth_images
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.listeners import Check, Listener, RunResult
 
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
@@ -115,7 +115,7 @@ class TestChoice:
             time.sleep(0.3)
             return evaluate(*args, **options)
 
-        monkeypatch.setattr("bltoolbox.experiment.evaluate", slow)
+        monkeypatch.setattr("bltoolbox.training.experiment.evaluate", slow)
         began = time.perf_counter()
         result = run(recipe(evaluation=None))
         assert time.perf_counter() - began - result.seconds > 5 * 0.3
@@ -218,7 +218,7 @@ class TestRunDirectory:
 
 @pytest.mark.parametrize("method", ["isgd", "maid"])
 def test_same_seed_same_bits(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bltoolbox.figures.draw", lambda result, folder: [])
+    monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: [])
     changes: dict[str, Any] = {"budget": {"steps": 3}, "evaluation": None}
     if method == "maid":
         changes |= {"upper_optimizer": {"name": "maid", "tol": 0.1}, "sampler": "full"}

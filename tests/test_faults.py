@@ -15,13 +15,14 @@ import pytest
 import torch
 from PIL import Image
 
-from bltoolbox import resume, run, run_dir
-from bltoolbox.assemble import assemble
-from bltoolbox.checkpoint import Checkpoints
+from bltoolbox import resume, run
+from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError, UsageError
-from bltoolbox.listeners import Listener
-from bltoolbox.recipe import Recipe, recipe_from_dict
-from bltoolbox.run_dir import RunDirectory
+from bltoolbox.training import run_dir
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.checkpoint import Checkpoints
+from bltoolbox.training.listeners import Listener
+from bltoolbox.training.run_dir import RunDirectory
 
 torch.set_num_threads(1)
 

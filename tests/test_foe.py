@@ -10,9 +10,9 @@ import torch
 from helpers import BOUNDARIES, directions, flat, hessian, initial, normal, slope, slope_theta, small_foe
 from torch import Tensor
 
-from blt_regularizers.filters import FilterBank
-from blt_regularizers.foe import FieldOfExperts
-from bltoolbox.tensors import dot, keyed_generator
+from blt_builtins.regularizers.filters import FilterBank
+from blt_builtins.regularizers.foe import FieldOfExperts
+from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.testing import smooth_images
 
 every_boundary = pytest.mark.parametrize("boundary", BOUNDARIES)

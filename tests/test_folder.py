@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from blt_data.folder import Folder
+from blt_builtins.data.folder import Folder
 
 Blt = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -153,7 +153,7 @@ def test_memory_does_not_grow_with_the_folder(tmp_path: Path) -> None:
         picture(tmp_path / f"{i:02}.bmp", 1024, 1024, seed=i)  # 3 MB each, 12 MB as float32
     code = (
         "import ctypes, sys\n"
-        "from blt_data.folder import Folder\n"
+        "from blt_builtins.data.folder import Folder\n"
         "def anonymous():\n"
         "    ctypes.CDLL(None).malloc_trim(0)\n"  # what is in use, not what the allocator keeps
         "    line = next(line for line in open('/proc/self/status') if line.startswith('RssAnon'))\n"

@@ -10,11 +10,11 @@ import pytest
 import torch
 from helpers import initial, normal, small_foe
 
-from blt_operators.identity import Identity
-from blt_solvers.mm import MemoryGradient, compact_gram, gram
-from bltoolbox.fusion import Fused
-from bltoolbox.loop import solve
-from bltoolbox.problem import Problem, join
+from blt_builtins.lower_solvers.mm import MemoryGradient, compact_gram, gram
+from blt_builtins.operators.identity import Identity
+from bltoolbox.bilevel.fusion import Fused
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import Problem, join
 
 
 def test_both_ways_to_sum_products_agree() -> None:

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_regularizers.foe import FieldOfExperts
-from bltoolbox.assemble import assemble
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.regularizers.foe import FieldOfExperts
+from bltoolbox.bilevel.roles import Theta
+from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import NumericalError, RecipeError
-from bltoolbox.experiment import Experiment
-from bltoolbox.interfaces import Theta
-from bltoolbox.listeners import Listener
-from bltoolbox.model import read_theta
-from bltoolbox.recipe import recipe_from_dict
-from bltoolbox.run_dir import RunDirectory
+from bltoolbox.restoration.model import read_theta
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.listeners import Listener
+from bltoolbox.training.run_dir import RunDirectory
 
 torch.set_num_threads(1)
 

@@ -23,13 +23,13 @@ from helpers import (
 )
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import UpperLoss, join
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.roles import Operator, Regularizer, Theta
+from bltoolbox.bilevel.tensors import norm
 from bltoolbox.errors import NumericalError
-from bltoolbox.interfaces import Operator, Regularizer, Theta
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import UpperLoss, join
-from bltoolbox.results import Batch
-from bltoolbox.tensors import norm
 from bltoolbox.testing import Gain, Tikhonov, full_batch
 
 WEIGHTS = (0.3, 2.0, 1.1)

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from bltoolbox.images import Header, ImageError, read_header, read_image
-from bltoolbox.reading import PIXELS
+from bltoolbox.config.reading import PIXELS
+from bltoolbox.restoration.pictures.images import Header, ImageError, read_header, read_image
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -220,5 +220,5 @@ def test_many_threads_see_the_same_pixels(tmp_path: Path) -> None:
 
 
 def test_torch_is_not_needed() -> None:
-    code = "import sys; import bltoolbox.images; sys.exit('torch' in sys.modules)"
+    code = "import sys; import bltoolbox.restoration.pictures.images; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

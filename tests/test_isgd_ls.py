@@ -9,10 +9,10 @@ import torch
 from helpers import flat
 from test_more_upper import START, Parabola, minimiser, parabola_start, run, tikhonov_oracle
 
-from blt_upper.isgd import ISGD
-from blt_upper.isgd_ls import ISGDLineSearch
+from blt_builtins.upper_optimizers.isgd import ISGD
+from blt_builtins.upper_optimizers.isgd_ls import ISGDLineSearch
 from bltoolbox import run as run_recipe
-from bltoolbox.recipe import recipe_from_dict
+from bltoolbox.config.recipe import recipe_from_dict
 
 #: On a parabola of curvature c a step keeps 1 − αc/2 of its promise.
 LOW, HIGH = 0.3, 0.7

@@ -13,20 +13,20 @@ import torch
 from helpers import kept
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_regularizers.foe import FieldOfExperts
-from blt_solvers.agd import AGD
-from blt_solvers.mm import MemoryGradient
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.regularizers.foe import FieldOfExperts
 from bltoolbox import resume, run
+from bltoolbox.bilevel.problem import LowerLevel, join
+from bltoolbox.bilevel.records import Batch, Cost
+from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.config.recipe import recipe_from_dict
+from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import NumericalError
-from bltoolbox.interfaces import LowerSolver, Theta
-from bltoolbox.interrupts import Interrupted
-from bltoolbox.listeners import RunResult
-from bltoolbox.problem import LowerLevel, join
-from bltoolbox.recipe import recipe_from_dict
-from bltoolbox.results import Batch, Cost
-from bltoolbox.tensors import keyed_generator
 from bltoolbox.testing import make_oracle, smooth_images
+from bltoolbox.training.listeners import RunResult
 
 
 class CountingFoE(FieldOfExperts):

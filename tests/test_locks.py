@@ -12,9 +12,12 @@ import pytest
 from commands import caller
 from test_nothing_lost import TINY
 
-from bltoolbox import doctor, load_recipe, locks, resume, run, run_dir
+from bltoolbox import load_recipe, resume, run
+from bltoolbox.cli import diagnosis as doctor
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.locks import is_locked, locked
+from bltoolbox.runs import locks
+from bltoolbox.runs.locks import is_locked, locked
+from bltoolbox.training import run_dir
 
 
 def test_a_lock_keeps_others_out_and_is_never_truncated(tmp_path: Path) -> None:
@@ -75,7 +78,7 @@ def test_resuming_locks_before_it_reads(tmp_path: Path, monkeypatch: pytest.Monk
         seen.append(is_locked(tmp_path / "run"))
         return load_recipe(*arguments, **options)
 
-    monkeypatch.setattr(sys.modules["bltoolbox.resume"], "load_recipe", look)
+    monkeypatch.setattr(sys.modules["bltoolbox.training.resume"], "load_recipe", look)
     resume(tmp_path / "run", ["budget.steps=4"])
     assert seen and all(seen) and not is_locked(tmp_path / "run")
     with locked(tmp_path / "run", "busy"), pytest.raises(UsageError, match="in use"):
@@ -113,8 +116,8 @@ sys.modules["fcntl"] = None
 for name in ("sysconf", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_DIRECTORY"):
     delattr(os, name)
 os.supports_dir_fd.clear()
-import bltoolbox.run_dir, bltoolbox.sweep, bltoolbox.history, blt_data.download, bltoolbox.cli
-from bltoolbox.locks import fcntl
+import bltoolbox.training.run_dir, bltoolbox.training.sweep.plan, bltoolbox.runs.history, blt_builtins.data.download, bltoolbox.cli
+from bltoolbox.runs.locks import fcntl
 from bltoolbox import load_recipe, resume, run
 assert fcntl is None
 os.environ["BLT_NO_LOCK"] = "1"
@@ -124,7 +127,7 @@ os.unlink(sys.argv[1] + "/log.txt")
 os.symlink(sys.argv[1] + "/env.json", sys.argv[1] + "/log.txt")
 try:
     resume(sys.argv[1], ["budget.steps=5"])
-except bltoolbox.files.UnsafePath as error:
+except bltoolbox.runs.files.UnsafePath as error:
     print(error)
 """
     words = [sys.executable, "-c", code, str(tmp_path / "run"), *TINY]

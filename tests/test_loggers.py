@@ -15,21 +15,21 @@ from conftest import Install
 from test_report import TINY
 
 from bltoolbox import Model, load_recipe, resume, run
-from bltoolbox.assemble import assemble
+from bltoolbox.config.registry import load_registry
+from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import MissingError, RecipeError
-from bltoolbox.experiment import Experiment
-from bltoolbox.history import RunHistory
-from bltoolbox.interrupts import Interrupted
-from bltoolbox.listeners import Listener
-from bltoolbox.registry import load_registry
-from bltoolbox.settings import labels
+from bltoolbox.runs.history import RunHistory
+from bltoolbox.runs.settings import labels
 from bltoolbox.testing.conformance import check_component
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.listeners import Listener
 
 QUICK = [*TINY, "baseline=null", "checkpoint.every=0"]
 
 PLUGIN = '''
-from bltoolbox.hookspecs import Component, hookimpl
-from bltoolbox.interfaces import Logger
+from bltoolbox.config.hooks import Component, hookimpl
+from bltoolbox.bilevel.roles import Logger
 
 class Loud(Logger):
     """Writes down what it is told.
@@ -119,7 +119,7 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(
 def test_a_resumed_run_says_where_it_goes_on(loud: None, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         run(load_recipe("smoke", [*QUICK, "loggers=[loud]"]), out=tmp_path / "run", listeners=[StopAt(2)])
-    from bltoolbox.resume import reopen
+    from bltoolbox.training.resume import reopen
 
     with reopen(tmp_path / "run", [], load_registry()) as reopened:
         reopened.directory.resume(reopened.experiment)
@@ -267,7 +267,9 @@ def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
 )
 def test_conformance_catches(tmp_path: Path, body: str, property: str, message: str) -> None:
     file = tmp_path / "bad.py"
-    head = "from bltoolbox.hookspecs import Component, hookimpl\nfrom bltoolbox.interfaces import Logger\n"
+    head = (
+        "from bltoolbox.config.hooks import Component, hookimpl\nfrom bltoolbox.bilevel.roles import Logger\n"
+    )
     hook = "    return [Component('logger', 'bad', f'{__name__}:Bad', 'Bad.')]\n"
     file.write_text(f"{head}class Bad(Logger):\n    {body}\n@hookimpl\ndef blt_components():\n{hook}")
     registry = load_registry([file])

@@ -10,12 +10,12 @@ import torch
 from helpers import REGULARIZERS, SOLVERS, lower_level, noisy, small_foe
 from torch import Tensor
 
-from blt_solvers.agd import AGD
-from bltoolbox.interfaces import LowerSolver, Theta
-from bltoolbox.loop import solve
-from bltoolbox.problem import LowerLevel
-from bltoolbox.results import Status
-from bltoolbox.tensors import expand, norm
+from blt_builtins.lower_solvers.agd import AGD
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.records import Status
+from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.tensors import expand, norm
 from bltoolbox.testing import Tikhonov
 
 every_solver = pytest.mark.parametrize("name", SOLVERS)

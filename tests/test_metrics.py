@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from skimage import metrics as reference
 from toy_models import as_bytes, clean_picture, noisy_picture
 
-from bltoolbox.metrics import psnr, ssim
+from bltoolbox.restoration.metrics import psnr, ssim
 
 
 def skimage_ssim(x: NDArray[Any], x_true: NDArray[Any], data_range: float) -> float:

@@ -21,20 +21,20 @@ from helpers import (
 )
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_hypergradients.minres import MINRES, MinimalResiduals
-from blt_hypergradients.neumann import Neumann
-from blt_hypergradients.one_step import OneStep
-from blt_hypergradients.unrolled import Unrolled
-from blt_solvers.agd import AGD
-from blt_solvers.newton_cg import NewtonCG
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.hypergradients.minres import MINRES, MinimalResiduals
+from blt_builtins.hypergradients.neumann import Neumann
+from blt_builtins.hypergradients.one_step import OneStep
+from blt_builtins.hypergradients.unrolled import Unrolled
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.newton_cg import NewtonCG
+from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import Constraint, LowerLevel, Problem, UpperLoss, join
+from bltoolbox.bilevel.records import Estimate
+from bltoolbox.bilevel.roles import HypergradientEstimator, Theta
+from bltoolbox.bilevel.tensors import norm
 from bltoolbox.errors import NumericalError
-from bltoolbox.interfaces import HypergradientEstimator, Theta
-from bltoolbox.linear import ConjugateGradients, solve_linear
-from bltoolbox.loop import solve
-from bltoolbox.problem import Constraint, LowerLevel, Problem, UpperLoss, join
-from bltoolbox.results import Estimate
-from bltoolbox.tensors import norm
 from bltoolbox.testing import Gain, Tikhonov, full_batch, make_oracle, smooth_images
 
 #: With limits that leave the tolerance in charge.

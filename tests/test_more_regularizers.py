@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_regularizers.crr import ConvexRidge, Spline
-from blt_regularizers.foe import FieldOfExperts
-from blt_regularizers.icnn import InputConvexNetwork
-from blt_regularizers.tikhonov import Tikhonov
-from blt_solvers.agd import AGD
-from blt_solvers.mm import MemoryGradient
-from bltoolbox.interfaces import LowerSolver, Regularizer, Theta
-from bltoolbox.loop import solve
-from bltoolbox.problem import Problem, join
-from bltoolbox.results import Batch
-from bltoolbox.tensors import dot, keyed_generator, norm
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.regularizers.crr import ConvexRidge, Spline
+from blt_builtins.regularizers.foe import FieldOfExperts
+from blt_builtins.regularizers.icnn import InputConvexNetwork
+from blt_builtins.regularizers.tikhonov import Tikhonov
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import Problem, join
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.roles import LowerSolver, Regularizer, Theta
+from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
 from bltoolbox.testing import Gain, make_oracle, smooth_images
 
 BOUNDARIES = ("valid", "zero", "periodic", "symmetric")

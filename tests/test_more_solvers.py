@@ -10,17 +10,17 @@ import torch
 from helpers import initial, lower_level, noisy, normal, small_foe, small_tv
 from torch import Tensor
 
-from blt_solvers.agd import AGD
-from blt_solvers.gd import GradientDescent
-from blt_solvers.lbfgs import LBFGS
-from blt_solvers.line_search import Point, line_search
-from blt_solvers.newton_cg import NewtonCG
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.gd import GradientDescent
+from blt_builtins.lower_solvers.lbfgs import LBFGS
+from blt_builtins.lower_solvers.line_search import Point, line_search
+from blt_builtins.lower_solvers.newton_cg import NewtonCG
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.records import Status
+from bltoolbox.bilevel.roles import LowerSolver, Regularizer, Theta
+from bltoolbox.bilevel.tensors import dot, norm, take
 from bltoolbox.errors import NumericalError
-from bltoolbox.interfaces import LowerSolver, Regularizer, Theta
-from bltoolbox.loop import solve
-from bltoolbox.problem import LowerLevel
-from bltoolbox.results import Status
-from bltoolbox.tensors import dot, norm, take
 from bltoolbox.testing import Gain, Tikhonov
 
 SOLVERS: dict[str, Callable[[], LowerSolver]] = {

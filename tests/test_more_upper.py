@@ -12,19 +12,19 @@ import torch
 from helpers import flat, initial, small_foe
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_hypergradients.one_step import OneStep
-from blt_hypergradients.unrolled import Unrolled
-from blt_samplers.epoch import Epoch
-from blt_solvers.agd import AGD
-from blt_upper.hoag import HOAG
-from blt_upper.iadam import IAdam
-from blt_upper.isgd import ISGD
-from blt_upper.schedule import power_decay
-from bltoolbox.interfaces import HypergradientEstimator, Theta, UpperOptimizer
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import join, split
-from bltoolbox.results import Batch, HypergradientResult, Step, Value
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.hypergradients.one_step import OneStep
+from blt_builtins.hypergradients.unrolled import Unrolled
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.samplers.epoch import Epoch
+from blt_builtins.upper_optimizers.hoag import HOAG
+from blt_builtins.upper_optimizers.iadam import IAdam
+from blt_builtins.upper_optimizers.isgd import ISGD
+from blt_builtins.upper_optimizers.schedule import power_decay
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import join, split
+from bltoolbox.bilevel.records import Batch, HypergradientResult, Step, Value
+from bltoolbox.bilevel.roles import HypergradientEstimator, Theta, UpperOptimizer
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 
 every_optimizer = pytest.mark.parametrize(

@@ -11,19 +11,19 @@ from conftest import Install
 from test_cli_components import command, imported
 from test_recipe import problems
 
-from bltoolbox.assemble import assemble
-from bltoolbox.describe import Undescribable, describe
+from bltoolbox.bilevel.roles import Regularizer, Sampler
+from bltoolbox.config.compatibility import find_misfits
+from bltoolbox.config.describe import Undescribable, describe
+from bltoolbox.config.recipe import Block, Budget, Recipe, parse_recipe
+from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.errors import RecipeError
-from bltoolbox.interfaces import Regularizer, Sampler
-from bltoolbox.partners import find_misfits
-from bltoolbox.recipe import Block, Budget, Recipe, parse_recipe
-from bltoolbox.registry import Registry, load_registry
+from bltoolbox.training.assemble import assemble
 
 SUM = '''
 """A sum of regularizers."""
-from bltoolbox.hookspecs import Component, hookimpl
-from bltoolbox.interfaces import LowerSolver, Regularizer
-from bltoolbox.problem import join, split
+from bltoolbox.config.hooks import Component, hookimpl
+from bltoolbox.bilevel.roles import LowerSolver, Regularizer
+from bltoolbox.bilevel.problem import join, split
 
 class Sum(Regularizer):
     """R = R_1 + R_2 + …
@@ -249,11 +249,9 @@ def test_methods_of_no_role_may_be_agreed_on(registry: Registry) -> None:
 
 
 def test_an_error_bound_needs_an_adjoint(install: Install) -> None:
-    hook = (
-        "from bltoolbox.hookspecs import Component, hookimpl\n@hookimpl\ndef blt_components():\n    return "
-    )
+    hook = "from bltoolbox.config.hooks import Component, hookimpl\n@hookimpl\ndef blt_components():\n    return "
     hook += "[Component('hypergradient', 'adjointless', 'toy_heavy:Toy', 'A toy.')]\n"
-    heavy = "from bltoolbox.interfaces import HypergradientEstimator\nclass Toy(HypergradientEstimator):\n"
+    heavy = "from bltoolbox.bilevel.roles import HypergradientEstimator\nclass Toy(HypergradientEstimator):\n"
     heavy += "    gives_adjoint = False\n    def estimate(self, lower, upper, x, weights, tol, warm): ...\n"
     install("toy", {"toy": "toy_light"}, {"toy_light": hook, "toy_heavy": heavy})
     text = REST + "regularizer: tv\nhypergradient: adjointless\nsampler: full\nupper_optimizer: maid\n"

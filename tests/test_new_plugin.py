@@ -13,9 +13,9 @@ import pytest
 from conftest import ROOT
 from environments import make_environment
 
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.registry import load_registry
-from bltoolbox.scaffold import EXAMPLES, PARTNERS, new_plugin, package_name
+from bltoolbox.cli.scaffold import EXAMPLES, PARTNERS, new_plugin, package_name
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.registry import load_registry
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -96,7 +96,7 @@ def test_examples_are_none_of_the_builtins() -> None:
         ("lambda", "a word of the Python language"),
         ("json", "would hide the Python package 'json'"),
         ("torch", "would hide the Python package 'torch'"),
-        ("blt-solvers", "would hide the Python package 'blt_solvers'"),
+        ("blt-solvers", "would hide the Python package 'blt_builtins.lower_solvers'"),
         ("tv", "'tv' is already a regularizer of bltoolbox"),
     ],
 )

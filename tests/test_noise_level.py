@@ -7,7 +7,7 @@ import pytest
 from skimage import data
 
 from bltoolbox.errors import UsageError
-from bltoolbox.noise_level import FLOOR, estimate_noise, parse_noise, show_noise
+from bltoolbox.restoration.noise_level import FLOOR, estimate_noise, parse_noise, show_noise
 
 LEVELS = (5, 10, 25, 50)
 

@@ -12,15 +12,17 @@ import torch
 from commands import caller
 from helpers import initial
 
-from blt_regularizers.foe import FieldOfExperts, Planes
-from bltoolbox import files, load_recipe, resume, run, run_dir
-from bltoolbox.assemble import pick_device
-from bltoolbox.checkpoint import read_checked
+from blt_builtins.regularizers.foe import FieldOfExperts, Planes
+from bltoolbox import load_recipe, resume, run
+from bltoolbox.config.recipe import Recipe
+from bltoolbox.distributed.launch import Place
 from bltoolbox.errors import MissingError
-from bltoolbox.launch import Place
-from bltoolbox.layout import Manifest
-from bltoolbox.locks import locked
-from bltoolbox.recipe import Recipe
+from bltoolbox.runs import files
+from bltoolbox.runs.layout import Manifest
+from bltoolbox.runs.locks import locked
+from bltoolbox.training import run_dir
+from bltoolbox.training.assemble import pick_device
+from bltoolbox.training.checkpoint import read_checked
 
 TINY = [
     "data={name: dead-leaves, count: 4, size: 16}",

@@ -17,14 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from bltoolbox import files, resume, run
+from bltoolbox import resume, run
 from bltoolbox.cli import main
 from bltoolbox.cli.processes import next_command
+from bltoolbox.config.recipe import Recipe, recipe_from_dict
+from bltoolbox.distributed.launch import may_restart, rank_timeout
 from bltoolbox.errors import BltError, UsageError, explain
-from bltoolbox.launch import may_restart, rank_timeout
-from bltoolbox.listeners import Listener
-from bltoolbox.model import encode
-from bltoolbox.recipe import Recipe, recipe_from_dict
+from bltoolbox.restoration.model import encode
+from bltoolbox.runs import files
+from bltoolbox.training.listeners import Listener
 
 BLT = [sys.executable, "-m", "bltoolbox"]
 DIGITS = "9" * 5000
@@ -254,8 +255,8 @@ def test_temporary_files_are_removed_by_the_run_that_overwrites(tmp_path: Path) 
     run(recipe(1), out=path)
     for name in LEFT:
         (path / name).write_bytes(b"x")
-    from bltoolbox.assemble import assemble
-    from bltoolbox.run_dir import RunDirectory
+    from bltoolbox.training.assemble import assemble
+    from bltoolbox.training.run_dir import RunDirectory
 
     RunDirectory(path, overwrite=True).run(assemble(recipe(1)))
     assert not [name for name in LEFT if (path / name).exists()]

@@ -11,25 +11,25 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_operators.blur import Blur, gaussian_kernel
-from blt_operators.downsampling import Downsampling
-from blt_operators.identity import Identity
-from blt_operators.inpainting import Inpainting
-from blt_operators.mri import MRI
-from blt_regularizers.tv import TotalVariation
-from blt_solvers.agd import AGD
-from bltoolbox.assemble import assemble
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.operators.blur import Blur, gaussian_kernel
+from blt_builtins.operators.downsampling import Downsampling
+from blt_builtins.operators.identity import Identity
+from blt_builtins.operators.inpainting import Inpainting
+from blt_builtins.operators.mri import MRI
+from blt_builtins.regularizers.tv import TotalVariation
+from bltoolbox.bilevel.problem import Problem, join
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.roles import Operator
+from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
+from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.evaluation import psnr
-from bltoolbox.interfaces import Operator
-from bltoolbox.model import Model
-from bltoolbox.problem import Problem, join
-from bltoolbox.recipe import recipe_from_dict
-from bltoolbox.results import Batch
-from bltoolbox.samples import Samples
-from bltoolbox.tensors import dot, keyed_generator, norm
+from bltoolbox.restoration.evaluation import psnr
+from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.samples import Samples
 from bltoolbox.testing import Images, make_oracle, smooth_images
+from bltoolbox.training.assemble import assemble
 
 SIGNED = [[0.0, -1.0, 0.5], [2.0, 1.0, -0.3]]
 MOTION = [[0.1, 0.2, 0.4, 0.2, 0.1]]

@@ -7,16 +7,16 @@ import torch
 from helpers import REGULARIZERS, SOLVERS, initial, kept, lower_level, oracle_for, relative_error, small_foe
 from torch import Tensor
 
-from blt_operators.blur import Blur
-from bltoolbox.bounds import RITZ_STEPS
+from blt_builtins.operators.blur import Blur
+from bltoolbox.bilevel.bounds import RITZ_STEPS
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import join
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.tensors import norm
+from bltoolbox.bilevel.warm_starts import Store
 from bltoolbox.errors import NumericalError
-from bltoolbox.loop import solve
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import join
-from bltoolbox.results import Batch
-from bltoolbox.samples import Samples
-from bltoolbox.store import Store
-from bltoolbox.tensors import norm
+from bltoolbox.restoration.samples import Samples
 from bltoolbox.testing import Gain, Images, Tikhonov, full_batch, smooth_images
 
 

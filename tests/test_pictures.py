@@ -14,9 +14,9 @@ import tifffile
 from PIL import Image, ImageCms, ImageOps, PngImagePlugin, TiffImagePlugin
 from toy_models import as_bytes, clean_picture
 
-from bltoolbox.images import ImageError
-from bltoolbox.pictures import read_picture, write_picture
-from bltoolbox.png16 import encode_deep, is_deep, read_deep
+from bltoolbox.restoration.pictures.files import read_picture, write_picture
+from bltoolbox.restoration.pictures.images import ImageError
+from bltoolbox.restoration.pictures.png16 import encode_deep, is_deep, read_deep
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 ORIENTATION, ARTIST = 0x0112, 0x013B

@@ -14,15 +14,15 @@ from test_recipe import SMALL
 from test_registry import SAMPLER, hook
 
 from bltoolbox.cli import main
-from bltoolbox.registry import load_registry
+from bltoolbox.config.registry import load_registry
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 TWO_KINDS = '''
 """Two components in one file."""
-from bltoolbox.hookspecs import Component, hookimpl
-from bltoolbox.interfaces import Regularizer, Sampler
-from bltoolbox.results import Batch
+from bltoolbox.config.hooks import Component, hookimpl
+from bltoolbox.bilevel.roles import Regularizer, Sampler
+from bltoolbox.bilevel.records import Batch
 
 class Ridge(Regularizer):
     """R = (w/2)|x|^2.

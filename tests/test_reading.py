@@ -20,19 +20,10 @@ import torch
 from bombs import GROWTH, deflated, inflating, npy, read_in_process, sparse, tiff, with_index
 from PIL import Image
 
-from blt_data.array import Array
-from blt_data.groups import read_groups
-from blt_operators.arrays import read_mask
-from bltoolbox.checkpoint import MAGIC, DamagedCheckpoint, read_checked, write_checked
-from bltoolbox.errors import BltError, UsageError
-from bltoolbox.history import RunHistory, is_locked, read_status
-from bltoolbox.images import ImageError, read_header
-from bltoolbox.kernels import parse_kernel
-from bltoolbox.model import read_theta
-from bltoolbox.npy import map_array
-from bltoolbox.payload import PayloadError, check_payload
-from bltoolbox.pictures import read_picture
-from bltoolbox.reading import (
+from blt_builtins.data.array import Array
+from blt_builtins.data.groups import read_groups
+from blt_builtins.operators.arrays import read_mask
+from bltoolbox.config.reading import (
     JSON,
     LIMITS,
     PIXELS,
@@ -42,16 +33,25 @@ from bltoolbox.reading import (
     read_bytes,
     read_json,
 )
-from bltoolbox.recipe import load_recipe
-from bltoolbox.report.pictures import read_scenes
-from bltoolbox.watch import Tail
+from bltoolbox.config.recipe import load_recipe
+from bltoolbox.errors import BltError, UsageError
+from bltoolbox.reports.html.pictures import read_scenes
+from bltoolbox.restoration.model import read_theta
+from bltoolbox.restoration.npy import map_array
+from bltoolbox.restoration.pictures.files import read_picture
+from bltoolbox.restoration.pictures.images import ImageError, read_header
+from bltoolbox.restoration.pictures.kernels import parse_kernel
+from bltoolbox.runs.history import RunHistory, is_locked, read_status
+from bltoolbox.runs.watch import Tail
+from bltoolbox.training.checkpoint import MAGIC, DamagedCheckpoint, read_checked, write_checked
+from bltoolbox.training.payload import PayloadError, check_payload
 
 ROOT = Path(__file__).parents[1]
 TERABYTE = 2**40
-MASK = "from blt_operators.arrays import read_mask"
-KERNEL = "from bltoolbox.kernels import parse_kernel"
-PICTURE = "from pathlib import Path; from bltoolbox.pictures import read_picture"
-HISTORY = "from pathlib import Path; from bltoolbox.history import RunHistory, read_status"
+MASK = "from blt_builtins.operators.arrays import read_mask"
+KERNEL = "from bltoolbox.restoration.pictures.kernels import parse_kernel"
+PICTURE = "from pathlib import Path; from bltoolbox.restoration.pictures.files import read_picture"
+HISTORY = "from pathlib import Path; from bltoolbox.runs.history import RunHistory, read_status"
 
 
 def refused(imports: str, call: str) -> str:
@@ -383,7 +383,7 @@ class TestCheckpoints:
         path = write_payload(tmp_path / "a.ckpt", deflated(saved({"rows": torch.zeros(2**27)})))
         assert path.stat().st_size < 2**20
         said = refused(
-            "from pathlib import Path; from bltoolbox.checkpoint import read_checked",
+            "from pathlib import Path; from bltoolbox.training.checkpoint import read_checked",
             f"read_checked(Path({str(path)!r}))",
         )
         assert said.startswith("DamagedCheckpoint") and "compressed" in said
@@ -472,7 +472,7 @@ class TestTheta:
     def test_a_nested_recipe(self, tmp_path: Path) -> None:
         from safetensors.torch import save_file
 
-        from bltoolbox.model import Model
+        from bltoolbox.restoration.model import Model
 
         path = tmp_path / "a.safetensors"
         save_file({"a": torch.zeros(1)}, path, {"recipe": TestJson.DEEP})

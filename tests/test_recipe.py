@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
-from bltoolbox.reading import RECIPE
-from bltoolbox.recipe import (
+from bltoolbox.config.reading import RECIPE
+from bltoolbox.config.recipe import (
     Block,
     Budget,
     Recipe,
@@ -22,8 +21,9 @@ from bltoolbox.recipe import (
     recipe_from_dict,
     shipped_recipes,
 )
-from bltoolbox.registry import Registry, load_registry
-from bltoolbox.yaml_text import Spot, dump, dump_inline, parse, scalar
+from bltoolbox.config.registry import Registry, load_registry
+from bltoolbox.config.yaml_text import Spot, dump, dump_inline, parse, scalar
+from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
 
 SMALL = "data: dead-leaves\nregularizer: {name: foe, filters: 4}\nbudget: {steps: 2}\n"
 
@@ -215,7 +215,7 @@ def test_files_that_cannot_be_recipes(tmp_path: Path) -> None:
 
 def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = {"denoise": tmp_path / "denoise.yaml", "paper/one": tmp_path / "paper" / "one.yaml"}
-    monkeypatch.setattr("bltoolbox.recipe.shipped_recipes", lambda: shipped)
+    monkeypatch.setattr("bltoolbox.config.recipe.shipped_recipes", lambda: shipped)
     for path in shipped.values():
         path.parent.mkdir(exist_ok=True)
         path.write_text(SMALL)
@@ -339,7 +339,7 @@ def test_a_component_that_cannot_be_imported_is_no_fault_of_the_recipe(
     def refuse(self: Any) -> None:
         raise MissingError("needs a package that is not there")
 
-    monkeypatch.setattr("bltoolbox.registry.Registered.signature", refuse)
+    monkeypatch.setattr("bltoolbox.config.registry.Registered.signature", refuse)
     with pytest.raises(MissingError, match=r"r\.yaml:1:7: data: needs a package that is not there"):
         parse_recipe(SMALL, "r.yaml", registry=registry)
     with pytest.raises(RecipeError):

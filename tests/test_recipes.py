@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bltoolbox import load_recipe, run
-from bltoolbox.recipe import Recipe, shipped_recipes
+from bltoolbox.config.recipe import Recipe, shipped_recipes
 
 # The images are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)
@@ -53,8 +53,8 @@ def test_it_is_valid_and_says_how_to_run_it(path: Path) -> None:
 @every_recipe
 def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A reference is tuned by dozens of solves; how well does not matter here.
-    monkeypatch.setattr("bltoolbox.baseline._SWEEPS", 1)
-    monkeypatch.setattr("bltoolbox.baseline._WIDTH", 1.0)
+    monkeypatch.setattr("bltoolbox.training.baseline._SWEEPS", 1)
+    monkeypatch.setattr("bltoolbox.training.baseline._WIDTH", 1.0)
     recipe = small(path)
     result = run(recipe)
     assert 1 <= result.steps <= 2

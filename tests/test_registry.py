@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Install
 
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.registry import Plugin, load_registry
 from bltoolbox.errors import MissingError, UsageError
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.registry import Plugin, load_registry
 
 HOOK = """
-from bltoolbox.hookspecs import Component, hookimpl
+from bltoolbox.config.hooks import Component, hookimpl
 @hookimpl
 def blt_components():
     return [Component({kind!r}, {name!r}, {target!r}, "A toy.")]
 """
 
 SAMPLER = """
-from bltoolbox.interfaces import Sampler
+from bltoolbox.bilevel.roles import Sampler
 class Toy(Sampler):
     def init(self, m, seed): return {}
     def next(self, state): raise NotImplementedError

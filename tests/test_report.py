@@ -18,18 +18,18 @@ from helpers import initial
 from safetensors.torch import save_file
 from test_compare import make_run
 
-from blt_regularizers.crr import ConvexRidge
-from blt_regularizers.foe import FieldOfExperts
-from blt_regularizers.tv import TotalVariation
+from blt_builtins.regularizers.crr import ConvexRidge
+from blt_builtins.regularizers.foe import FieldOfExperts
+from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox import load_recipe, run
+from bltoolbox.bilevel.roles import Regularizer
 from bltoolbox.cli import main
-from bltoolbox.history import RunHistory
-from bltoolbox.interfaces import Regularizer
-from bltoolbox.model import read_theta
-from bltoolbox.report import REPORT_FILE, write_report
-from bltoolbox.report.curves import POINTS, curves
-from bltoolbox.report.facts import duration, gather
-from bltoolbox.report.pictures import encode_png, read_scenes
+from bltoolbox.reports.html.build import REPORT_FILE, write_report
+from bltoolbox.reports.html.curves import POINTS, curves
+from bltoolbox.reports.html.facts import duration, gather
+from bltoolbox.reports.html.pictures import encode_png, read_scenes
+from bltoolbox.restoration.model import read_theta
+from bltoolbox.runs.history import RunHistory
 
 Result = subprocess.CompletedProcess[str]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -163,7 +163,7 @@ def test_a_page_that_fails_does_not_harm_its_run(
     def broken(*_: Any) -> str:
         raise RuntimeError("no page today")
 
-    monkeypatch.setattr("bltoolbox.report.html.build_page", broken)
+    monkeypatch.setattr("bltoolbox.reports.html.page.build_page", broken)
     result = run(load_recipe("smoke", [*TINY, "budget={steps: 1}", "baseline=null"]), out=tmp_path / "run")
     assert result.status == "budget spent" and RunHistory.read(tmp_path / "run").finished
     assert not (tmp_path / "run" / REPORT_FILE).exists()

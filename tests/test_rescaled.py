@@ -8,13 +8,13 @@ import pytest
 import torch
 from helpers import SOLVERS, flat, initial, lower_level, noisy, normal, slope, small_foe, small_tv
 
-from blt_operators.blur import Blur
-from blt_regularizers.crr import ConvexRidge
-from blt_regularizers.icnn import InputConvexNetwork
-from blt_regularizers.tikhonov import Tikhonov
-from bltoolbox.interfaces import Regularizer
-from bltoolbox.loop import solve
-from bltoolbox.rescaled import Rescaled
+from blt_builtins.operators.blur import Blur
+from blt_builtins.regularizers.crr import ConvexRidge
+from blt_builtins.regularizers.icnn import InputConvexNetwork
+from blt_builtins.regularizers.tikhonov import Tikhonov
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.roles import Regularizer
+from bltoolbox.restoration.rescaled import Rescaled
 
 SCALES = (0.3, 2.5)
 REGULARIZERS: dict[str, Callable[[], Regularizer]] = {

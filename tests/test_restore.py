@@ -10,13 +10,13 @@ import pytest
 import torch
 from toy_models import as_bytes, clean_picture, noisy_picture, toy_model
 
-from blt_operators.blur import Blur
-from bltoolbox import influence
+from blt_builtins.operators.blur import Blur
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.evaluation import solve_cold
-from bltoolbox.metrics import psnr
-from bltoolbox.model import Model
-from bltoolbox.restore import Restorer
+from bltoolbox.restoration import overlap as influence
+from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.metrics import psnr
+from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.tiles import Restorer
 
 TIGHT = 3e-6
 

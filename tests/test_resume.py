@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from bltoolbox import resume, run
-from bltoolbox.checkpoint import MAGIC, read_checked, write_checked
+from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.model import read_theta
-from bltoolbox.recipe import recipe_from_dict
+from bltoolbox.restoration.model import read_theta
+from bltoolbox.training.checkpoint import MAGIC, read_checked, write_checked
 
 torch.set_num_threads(1)
 FORK = multiprocessing.get_context("fork")

@@ -11,15 +11,15 @@ from itertools import islice, permutations
 import pytest
 import torch
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_samplers.epoch import Epoch
-from blt_samplers.full import Full
-from blt_samplers.independent import Independent
-from blt_samplers.nice import Nice
-from blt_solvers.agd import AGD
-from blt_upper.isgd import ISGD
-from bltoolbox.interfaces import Sampler
-from bltoolbox.results import Batch
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.samplers.epoch import Epoch
+from blt_builtins.samplers.full import Full
+from blt_builtins.samplers.independent import Independent
+from blt_builtins.samplers.nice import Nice
+from blt_builtins.upper_optimizers.isgd import ISGD
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.roles import Sampler
 from bltoolbox.testing import Tikhonov, make_oracle, smooth_images
 
 M = 5

@@ -10,12 +10,12 @@ import pytest
 import torch
 from commands import caller
 
-from bltoolbox.assemble import assemble
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import NumericalError
-from bltoolbox.experiment import run
-from bltoolbox.listeners import RunResult
-from bltoolbox.recipe import recipe_from_dict
-from bltoolbox.results import Batch
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.experiment import run
+from bltoolbox.training.listeners import RunResult
 
 torch.set_num_threads(1)
 

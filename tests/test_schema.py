@@ -16,15 +16,15 @@ from test_cli_components import Run
 from test_recipe import BAD, SMALL
 from test_signatures import SIGNATURE
 
-from bltoolbox import schema as schema_module
-from bltoolbox.describe import describe
+from bltoolbox.config import schema as schema_module
+from bltoolbox.config.describe import describe
+from bltoolbox.config.recipe import Recipe, parse_recipe, recipe_from_dict, shipped_recipes
+from bltoolbox.config.registry import load_registry
+from bltoolbox.config.schema import SCHEMA_FILE, dump_schema, recipe_schema
+from bltoolbox.config.signatures import Parameter, Type
+from bltoolbox.config.validation import Checker
+from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import RecipeError
-from bltoolbox.recipe import Recipe, parse_recipe, recipe_from_dict, shipped_recipes
-from bltoolbox.registry import load_registry
-from bltoolbox.schema import SCHEMA_FILE, dump_schema, recipe_schema
-from bltoolbox.signatures import Parameter, Type
-from bltoolbox.validation import Checker
-from bltoolbox.yaml_text import Spot, parse
 
 REGISTRY = load_registry()
 SCHEMA, TROUBLES = recipe_schema(REGISTRY)

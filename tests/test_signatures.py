@@ -18,12 +18,12 @@ from conftest import Install
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bltoolbox.describe import Undescribable, construct, describe
-from bltoolbox.interfaces import LowerSolver
-from bltoolbox.registry import load_registry
-from bltoolbox.signature_cache import cache_folder, cached_signature
-from bltoolbox.signatures import Signature
-from bltoolbox.validation import Block, Checker
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.config.cache import cache_folder, cached_signature
+from bltoolbox.config.describe import Undescribable, construct, describe
+from bltoolbox.config.registry import load_registry
+from bltoolbox.config.signatures import Signature
+from bltoolbox.config.validation import Block, Checker
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def test_other_lengths() -> None:
 
 
 HOOK = """
-from bltoolbox.hookspecs import Component, hookimpl
+from bltoolbox.config.hooks import Component, hookimpl
 @hookimpl
 def blt_components():
     return [Component("sampler", "toy", "toy_heavy:Toy", "A toy.")]
@@ -308,7 +308,7 @@ class Toy(Base):
     def next(self, state): raise NotImplementedError
 """
 
-BASE = "from bltoolbox.interfaces import Sampler\nclass Base(Sampler): ...\n"
+BASE = "from bltoolbox.bilevel.roles import Sampler\nclass Base(Sampler): ...\n"
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import torch
 from helpers import initial, lower_level, noisy, normal, small_foe, small_tv
 from torch import Tensor
 
-from blt_regularizers.foe import FieldOfExperts
-from blt_regularizers.tv import TotalVariation
-from blt_solvers.agd import AGD
-from blt_solvers.mm import MemoryGradient
-from bltoolbox.interfaces import LowerSolver, Regularizer, Theta
-from bltoolbox.loop import solve
-from bltoolbox.problem import LowerLevel
-from bltoolbox.results import Status
-from bltoolbox.tensors import norm
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.regularizers.foe import FieldOfExperts
+from blt_builtins.regularizers.tv import TotalVariation
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.records import Status
+from bltoolbox.bilevel.roles import LowerSolver, Regularizer, Theta
+from bltoolbox.bilevel.tensors import norm
 from bltoolbox.testing import Gain, Tikhonov
 
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from blt_data.array import Array
+from blt_builtins.data.array import Array
 from bltoolbox import run
-from bltoolbox.assemble import assemble
+from bltoolbox.bilevel.roles import Data
+from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import RecipeError
-from bltoolbox.interfaces import Data
-from bltoolbox.recipe import Recipe, recipe_from_dict
-from bltoolbox.splits import hold_out, shared
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.splits import hold_out, shared
 
 torch.set_num_threads(1)
 
@@ -205,7 +205,7 @@ class TestOverlap:
         self, tmp_path: Path, install: Callable[..., Path]
     ) -> None:
         source = (
-            "import torch\nfrom bltoolbox.hookspecs import Component, hookimpl\nfrom bltoolbox.interfaces import Data\n"
+            "import torch\nfrom bltoolbox.config.hooks import Component, hookimpl\nfrom bltoolbox.bilevel.roles import Data\n"
             "BLT_API = 1\nclass Zeros(Data):\n    def __len__(self): return 3\n"
             "    def clean(self, ids): return torch.zeros(len(ids), 3, 8, 8)\n"
             "@hookimpl\ndef blt_components(): return [Component('data', 'zeros', 'zeros_plugin:Zeros', 'Zeros.')]\n"
@@ -241,7 +241,7 @@ def test_an_array_is_read_only_where_it_is_used(tmp_path: Path, dtype: str) -> N
     images.flush()
     code = (
         "import sys\n"
-        "from blt_data.array import Array\n"
+        "from blt_builtins.data.array import Array\n"
         "def anonymous():\n"
         "    line = next(line for line in open('/proc/self/status') if line.startswith('RssAnon'))\n"
         "    return int(line.split()[1]) / 1024\n"

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bltoolbox import store as stores
-from bltoolbox.store import Store, park
-from bltoolbox.transfers import Arrival
+from bltoolbox.bilevel import warm_starts as stores
+from bltoolbox.bilevel.transfers import Arrival
+from bltoolbox.bilevel.warm_starts import Store, park
 
 SHAPE = (3, 5, 4)
 
@@ -130,15 +130,15 @@ def test_rows_that_arrive_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -
 MEMORY = """
 import ctypes, gc
 import torch
-from blt_hypergradients.neumann import Neumann
-from blt_regularizers.foe import FieldOfExperts
-from blt_solvers.gd import GradientDescent
-from bltoolbox.interfaces import Data
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import Problem, join
-from bltoolbox.results import Batch
-from bltoolbox.samples import Samples
-from blt_operators.identity import Identity
+from blt_builtins.hypergradients.neumann import Neumann
+from blt_builtins.regularizers.foe import FieldOfExperts
+from blt_builtins.lower_solvers.gd import GradientDescent
+from bltoolbox.bilevel.roles import Data
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import Problem, join
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.restoration.samples import Samples
+from blt_builtins.operators.identity import Identity
 
 torch.set_num_threads(1)
 

@@ -16,11 +16,11 @@ import pytest
 from conftest import BLT
 
 from bltoolbox.cli import main
+from bltoolbox.config.recipe import load_recipe
 from bltoolbox.errors import UsageError
-from bltoolbox.grid import MAX_NAME, parse_grid, readable, short_keys, split_values
-from bltoolbox.history import RunHistory, glance
-from bltoolbox.recipe import load_recipe
-from bltoolbox.settings import differing, labels
+from bltoolbox.runs.history import RunHistory, glance
+from bltoolbox.runs.settings import differing, labels
+from bltoolbox.training.sweep.grid import MAX_NAME, parse_grid, readable, short_keys, split_values
 
 TINY = [
     "data={name: dead-leaves, count: 6, size: 16}",
@@ -440,7 +440,7 @@ def test_processors_are_divided_unless_the_user_has_decided(monkeypatch: pytest.
     from types import SimpleNamespace
     from typing import cast
 
-    from bltoolbox import sweep_jobs
+    from bltoolbox.training.sweep import jobs as sweep_jobs
 
     def threads(jobs: int, cells: int) -> str | None:
         sweep = SimpleNamespace(cells=[SimpleNamespace(state=None)] * cells)
@@ -459,9 +459,9 @@ def test_a_terminal_gets_a_line_for_each_cell(tmp_path: Path, monkeypatch: pytes
 
     from rich.console import Console
 
-    from bltoolbox.cli.sweep_display import Display
-    from bltoolbox.grid import Cell
-    from bltoolbox.sweep import Planned, State
+    from bltoolbox.cli.display.sweep import Display
+    from bltoolbox.training.sweep.grid import Cell
+    from bltoolbox.training.sweep.plan import Planned, State
 
     budget = {"budget": {"steps": 10}}
     cells = [Planned(Cell(f"seed={k}", {}, []), budget, tmp_path / str(k)) for k in range(30)]

@@ -15,13 +15,13 @@ import torch
 from helpers import lower_level, noisy, small_foe
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blt_solvers.agd import AGD
-from blt_solvers.gd import GradientDescent
-from blt_solvers.mm import MemoryGradient
-from bltoolbox.interfaces import LowerSolver
-from bltoolbox.linear import ConjugateGradients
-from bltoolbox.loop import solve
-from bltoolbox.registry import load_registry
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.gd import GradientDescent
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from bltoolbox.bilevel.linear import ConjugateGradients
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.config.registry import load_registry
 
 WAITS = (
     "aten::_local_scalar_dense",

@@ -9,9 +9,9 @@ import pytest
 from conftest import ROOT
 
 from bltoolbox import load_recipe
-from bltoolbox.assemble import assemble
-from bltoolbox.registry import load_registry
+from bltoolbox.config.registry import load_registry
 from bltoolbox.testing.conformance import check_component
+from bltoolbox.training.assemble import assemble
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 

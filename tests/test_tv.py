@@ -7,8 +7,8 @@ import torch
 from helpers import directions, flat, hessian, initial, lower_level, normal, slope, slope_theta, small_tv
 from torch import Tensor
 
-from blt_regularizers.tv import TotalVariation
-from bltoolbox.tensors import dot
+from blt_builtins.regularizers.tv import TotalVariation
+from bltoolbox.bilevel.tensors import dot
 from bltoolbox.testing import smooth_images
 
 every_coupling = pytest.mark.parametrize("coupling", ["joint", "separate"])

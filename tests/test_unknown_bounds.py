@@ -14,17 +14,17 @@ from helpers import noisy
 from test_conformance_catches import outcomes_of
 from torch import Tensor
 
-from blt_hypergradients.minres import MINRES
-from blt_operators.blur import Blur
-from blt_solvers.agd import AGD
-from blt_solvers.gd import GradientDescent
-from bltoolbox.assemble import assemble
-from bltoolbox.interfaces import LowerSolver, Operator, Regularizer, Theta
-from bltoolbox.loop import solve
-from bltoolbox.problem import Problem, join
-from bltoolbox.recipe import recipe_from_dict
-from bltoolbox.registry import load_registry
+from blt_builtins.hypergradients.minres import MINRES
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.gd import GradientDescent
+from blt_builtins.operators.blur import Blur
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import Problem, join
+from bltoolbox.bilevel.roles import LowerSolver, Operator, Regularizer, Theta
+from bltoolbox.config.recipe import recipe_from_dict
+from bltoolbox.config.registry import load_registry
 from bltoolbox.testing import Gain, full_batch, make_oracle, smooth_images
+from bltoolbox.training.assemble import assemble
 
 SHAPE = (1, 6, 7)
 
@@ -194,7 +194,7 @@ def test_a_run_with_a_regularizer_that_says_nothing_warns_and_certifies_nothing(
     body = source[source.index("class Waves(") : source.index("class KnownWaves(")]
     head = (
         "import math\nfrom typing import ClassVar\nimport torch\nfrom torch import Tensor\n"
-        "from bltoolbox.hookspecs import Component, hookimpl\nfrom bltoolbox.interfaces import Regularizer, Theta\n\n"
+        "from bltoolbox.config.hooks import Component, hookimpl\nfrom bltoolbox.bilevel.roles import Regularizer, Theta\n\n"
         "@hookimpl\ndef blt_components():\n"
         "    return [Component('regularizer', 'waves', f'{__name__}:Waves', 'Waves.')]\n\n\n"
     )

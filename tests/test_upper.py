@@ -21,16 +21,16 @@ from helpers import (
 )
 from torch import Tensor
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_samplers.epoch import Epoch
-from blt_upper.isgd import ISGD
-from blt_upper.maid import MAID
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.samplers.epoch import Epoch
+from blt_builtins.upper_optimizers.isgd import ISGD
+from blt_builtins.upper_optimizers.maid import MAID
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import join
+from bltoolbox.bilevel.records import Cost, HypergradientResult, Step, Value
+from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
+from bltoolbox.bilevel.tensors import norm, theta_norm
 from bltoolbox.errors import BudgetExhausted
-from bltoolbox.interfaces import Oracle, Theta, UpperOptimizer
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import join
-from bltoolbox.results import Cost, HypergradientResult, Step, Value
-from bltoolbox.tensors import norm, theta_norm
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 
 NAME = "regularizer.log_weight"

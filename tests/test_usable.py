@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bltoolbox import Model, load_recipe, resume, run
-from bltoolbox.assemble import assemble
-from bltoolbox.checkpoint import read_checked, write_checked
+from bltoolbox.config.recipe import Recipe
 from bltoolbox.errors import BltError, NumericalError, RecipeError
-from bltoolbox.model import read_theta
-from bltoolbox.recipe import Recipe
+from bltoolbox.restoration.model import read_theta
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.checkpoint import read_checked, write_checked
 
 TINY = [
     "data={name: dead-leaves, count: 4, size: 16}",

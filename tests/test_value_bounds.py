@@ -7,17 +7,17 @@ import math
 import pytest
 from helpers import SOLVERS, initial
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_hypergradients.unrolled import Unrolled
-from blt_operators.blur import Blur
-from blt_regularizers.tv import TotalVariation
-from blt_upper.hoag import HOAG
-from blt_upper.maid import MAID
-from bltoolbox.bounds import RITZ_STEPS
-from bltoolbox.interfaces import HypergradientEstimator, UpperOptimizer
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import join
-from bltoolbox.results import Step
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.hypergradients.unrolled import Unrolled
+from blt_builtins.operators.blur import Blur
+from blt_builtins.regularizers.tv import TotalVariation
+from blt_builtins.upper_optimizers.hoag import HOAG
+from blt_builtins.upper_optimizers.maid import MAID
+from bltoolbox.bilevel.bounds import RITZ_STEPS
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import join
+from bltoolbox.bilevel.records import Step
+from bltoolbox.bilevel.roles import HypergradientEstimator, UpperOptimizer
 from bltoolbox.testing import full_batch, make_oracle, smooth_images
 
 PRIOR = TotalVariation(weight=0.002, nu=0.05)

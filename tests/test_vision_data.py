@@ -16,9 +16,9 @@ import torchvision.datasets
 from PIL import Image
 from test_download import Server, archive, server
 
-from blt_data.pets import OxfordPets
-from blt_data.stl10 import STL10
-from blt_data.vision import torchvision_datasets
+from blt_builtins.data.pets import OxfordPets
+from blt_builtins.data.stl10 import STL10
+from blt_builtins.data.vision import torchvision_datasets
 from bltoolbox.errors import MissingError
 
 __all__ = ["server"]

@@ -22,7 +22,7 @@ from conftest import BLT
 from test_compare import make_run
 
 from bltoolbox.errors import UsageError
-from bltoolbox.watch import BLOCKS, Tail, Watched, newest, sparkline
+from bltoolbox.runs.watch import BLOCKS, Tail, Watched, newest, sparkline
 
 
 @contextmanager

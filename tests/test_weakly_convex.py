@@ -13,20 +13,20 @@ import torch
 from helpers import directions, hessian, normal, slope_theta, small_foe
 from torch import Tensor
 
-from blt_operators.identity import Identity
-from blt_regularizers.filters import FilterBank
-from blt_regularizers.weakly_convex import WeaklyConvexExperts
-from blt_solvers.agd import AGD
-from blt_solvers.mm import MemoryGradient
-from bltoolbox.assemble import assemble
-from bltoolbox.loop import solve
-from bltoolbox.model import Model
-from bltoolbox.problem import Problem, join, split
-from bltoolbox.recipe import load_recipe
-from bltoolbox.registry import load_registry
-from bltoolbox.tensors import keyed_generator
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.operators.identity import Identity
+from blt_builtins.regularizers.filters import FilterBank
+from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import Problem, join, split
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.config.recipe import load_recipe
+from bltoolbox.config.registry import load_registry
+from bltoolbox.restoration.model import Model
 from bltoolbox.testing import smooth_images
 from bltoolbox.testing.recipe_check import check_recipe
+from bltoolbox.training.assemble import assemble
 
 SHAPE = (1, 9, 8)
 

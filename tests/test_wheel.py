@@ -14,9 +14,9 @@ from conftest import ROOT
 from environments import make_environment
 
 import bltoolbox
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.recipe import shipped_recipes
-from bltoolbox.shipped_models import shipped_models
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.recipe import shipped_recipes
+from bltoolbox.restoration.shipped import shipped_models
 
 
 def build(source: Path, target: Path, *kinds: str) -> Path:
@@ -49,7 +49,9 @@ def test_wheel_and_sdist_hold_what_they_should_and_nothing_else(built: Path, tmp
     recipes = {f"bltoolbox/recipes/{name}.yaml" for name in shipped_recipes()}
     models = {f"bltoolbox/models/{path.name}" for path in shipped_models().values()}
     models |= {name.replace(".safetensors", ".md") for name in models} | {"bltoolbox/models/README.md"}
-    assert templates | recipes | models | {"bltoolbox/py.typed", "blt_solvers/agd.py"} <= inside
+    assert (
+        templates | recipes | models | {"bltoolbox/py.typed", "blt_builtins.lower_solvers/agd.py"} <= inside
+    )
     info = f"bltoolbox-{bltoolbox.__version__}.dist-info/"
     packages = {"bltoolbox/"} | {f"{path.name}/" for path in (ROOT / "plugins").iterdir()}
     assert not [name for name in inside if not name.startswith((info, *packages))]

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bltoolbox.model import Model
-from bltoolbox.problem import Problem, join
-from bltoolbox.recipe import recipe_from_dict
-from bltoolbox.registry import load_registry
-from bltoolbox.tensors import keyed_generator
+from bltoolbox.bilevel.problem import Problem, join
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.config.recipe import recipe_from_dict
+from bltoolbox.config.registry import load_registry
+from bltoolbox.restoration.model import Model
 from bltoolbox.testing import smooth_images
 
 torch.set_num_threads(1)

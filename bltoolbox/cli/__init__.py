@@ -35,8 +35,8 @@ from bltoolbox.cli import (
 )
 from bltoolbox.cli.common import Debug, debugging, say, show
 from bltoolbox.cli.streams import CLOSED, OutputFailed
+from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
-from bltoolbox.interrupts import Interrupted
 
 #: Characters of a file name in a message.
 _LONGEST = 200

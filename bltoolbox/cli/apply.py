@@ -14,11 +14,11 @@ from bltoolbox.cli.completion import complete_model
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
-    from bltoolbox.apply import Outcome
-    from bltoolbox.model import Model
-    from bltoolbox.picture_jobs import Job
-    from bltoolbox.registry import Registry
-    from bltoolbox.restore import Progress
+    from bltoolbox.config.registry import Registry
+    from bltoolbox.restoration.apply import Outcome
+    from bltoolbox.restoration.model import Model
+    from bltoolbox.restoration.pictures.jobs import Job
+    from bltoolbox.restoration.tiles import Progress
 
 
 def register(app: typer.Typer) -> None:
@@ -94,10 +94,10 @@ def apply(
     A file that cannot be restored is reported and the others are done; the exit code is then 1. It is 2 if nothing was
     done as all results exist already, and 4 if there is no such model or device.
     """
-    from bltoolbox.kernels import parse_kernel
-    from bltoolbox.noise_level import parse_noise
-    from bltoolbox.picture_jobs import plan
-    from bltoolbox.shipped_models import find_model
+    from bltoolbox.restoration.noise_level import parse_noise
+    from bltoolbox.restoration.pictures.jobs import plan
+    from bltoolbox.restoration.pictures.kernels import parse_kernel
+    from bltoolbox.restoration.shipped import find_model
 
     find_model(model)
     level = parse_noise(noise)
@@ -135,7 +135,7 @@ def apply(
 def _load(
     source: str, device: str, operator: str | None, options: dict[str, Any], registry: Registry
 ) -> Model:
-    from bltoolbox.model import Model, replace_operator
+    from bltoolbox.restoration.model import Model, replace_operator
 
     model = Model.load(source, device=device, registry=registry)
     if operator is None and not options:
@@ -156,7 +156,7 @@ def _load(
 
 
 def _said(model: Model, noise: str | None, level: float | str | None) -> Iterator[str]:
-    from bltoolbox.noise_level import show_noise
+    from bltoolbox.restoration.noise_level import show_noise
 
     colours = "gray" if model.channels == 1 else "colour"
     yield (
@@ -177,8 +177,8 @@ def _restore_all(
     tile: int | None,
     talk: bool,
 ) -> list[Outcome]:
-    from bltoolbox.apply import apply_to
-    from bltoolbox.restore import Restorer
+    from bltoolbox.restoration.apply import apply_to
+    from bltoolbox.restoration.tiles import Restorer
 
     restorer = Restorer(model, tol=tol, tile=tile)
     outcomes = []
@@ -201,7 +201,7 @@ def _bar(talk: bool) -> Iterator[Any]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from bltoolbox.printable import printable
+    from bltoolbox.config.printable import printable
 
     console = Console(stderr=True)
     columns = (
@@ -223,7 +223,7 @@ def _bar(talk: bool) -> Iterator[Any]:
 
 
 def _line(outcome: Outcome) -> str:
-    from bltoolbox.noise_level import show_noise
+    from bltoolbox.restoration.noise_level import show_noise
 
     assert outcome.noise is not None
     how = " (estimated)" if outcome.noise_estimated else ""
@@ -234,7 +234,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _print_table(outcomes: Sequence[Outcome], compared: bool) -> None:
-    from bltoolbox.cli.tables import print_rows
+    from bltoolbox.cli.display.tables import print_rows
 
     heading = ["picture", "result", "size", "noise·255", "seconds"]
     if compared:

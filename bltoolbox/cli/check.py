@@ -13,7 +13,7 @@ from bltoolbox.cli.completion import complete_component, complete_recipe
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
-    from bltoolbox.registry import Registered, Registry
+    from bltoolbox.config.registry import Registered, Registry
     from bltoolbox.testing.conformance import Outcome
     from bltoolbox.testing.recipe_check import RecipeCheck
 
@@ -69,7 +69,7 @@ def check(
 
 def _is_recipe(target: str, registry: Registry) -> bool:
     """An existing YAML file, or the name of a shipped recipe that is no component's."""
-    from bltoolbox.recipe import shipped_recipes
+    from bltoolbox.config.recipe import shipped_recipes
 
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):
@@ -119,7 +119,7 @@ def _print_component(name: str, width: int, outcomes: Sequence[Outcome]) -> None
 
 
 def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, quiet: bool) -> RecipeCheck:
-    from bltoolbox.recipe import load_recipe
+    from bltoolbox.config.recipe import load_recipe
     from bltoolbox.testing.recipe_check import check_recipe
 
     recipe = load_recipe(source, overrides, registry)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.files import finite
-from bltoolbox.launch import Place
-from bltoolbox.printable import printable, printable_json, printable_lines
+from bltoolbox.config.printable import printable, printable_json, printable_lines
+from bltoolbox.distributed.launch import Place
+from bltoolbox.runs.files import finite
 
 if TYPE_CHECKING:
-    from bltoolbox.registry import Registry
+    from bltoolbox.config.registry import Registry
 
 OVERRIDE = re.compile(r"[^/\\=]*=")
 
@@ -87,7 +87,7 @@ def print_json(data: Any) -> None:
 
 def open_registry(files: Sequence[Path] | None, warn: bool = True) -> Registry:
     """The registry, with a warning for each plugin that is not used."""
-    from bltoolbox.registry import load_registry
+    from bltoolbox.config.registry import load_registry
 
     _tell_warnings()
     registry = load_registry(files or ())

@@ -12,7 +12,7 @@ from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
-    from bltoolbox.comparison import Axis, Comparison, Group, Spread
+    from bltoolbox.reports.compare.comparison import Axis, Comparison, Group, Spread
 
 FIGURE = Path("compare.png")
 
@@ -68,9 +68,9 @@ def compare_runs(
     With --at there is a second figure, FIG-images: an evaluation image, restored by the θ of the last check up to each
     of these costs.
     """
-    from bltoolbox.compare_figures import check_targets, draw_curves, save_figure
-    from bltoolbox.comparison import as_dict, compare
-    from bltoolbox.history import RunHistory, expand
+    from bltoolbox.reports.compare.comparison import as_dict, compare
+    from bltoolbox.reports.compare.figures import check_targets, draw_curves, save_figure
+    from bltoolbox.runs.history import RunHistory, expand
 
     sheet = out.with_name(f"{out.stem}-images{out.suffix}")
     costs = sorted(set(at or ()))
@@ -83,7 +83,7 @@ def compare_runs(
         raise UsageError("there is nothing to compare: none of the runs has made a step")
     facts = as_dict(comparison) | {"figure": str(out)}
     if costs:
-        from bltoolbox.compare_images import draw_sheet, restore_rows
+        from bltoolbox.reports.compare.images import draw_sheet, restore_rows
 
         rows = restore_rows(comparison, costs, image, open_registry(plugin))
         facts |= {"images_figure": str(sheet), "images": [row.as_dict() for row in rows]}
@@ -97,8 +97,8 @@ def compare_runs(
 
 
 def _print_tables(comparison: Comparison) -> None:
-    from bltoolbox.cli.tables import print_rows
-    from bltoolbox.comparison import over, to_reach
+    from bltoolbox.cli.display.tables import print_rows
+    from bltoolbox.reports.compare.comparison import over, to_reach
 
     rows = [
         (

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.signatures import Parameter, Type
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.signatures import Parameter, Type
 
 if TYPE_CHECKING:
-    from bltoolbox.registry import Registry
+    from bltoolbox.config.registry import Registry
 
 #: A word, and what it means, for the shells that show it.
 Word = tuple[str, str]
@@ -53,7 +53,7 @@ def complete_component(ctx: typer.Context, incomplete: str) -> list[Word]:
 
 @_quietly
 def complete_shipped(incomplete: str) -> list[Word]:
-    from bltoolbox.recipe import recipe_summary, shipped_recipes
+    from bltoolbox.config.recipe import recipe_summary, shipped_recipes
 
     shipped = shipped_recipes().items()
     return [(name, recipe_summary(path)) for name, path in shipped if name.startswith(incomplete)]
@@ -62,7 +62,7 @@ def complete_shipped(incomplete: str) -> list[Word]:
 @_quietly
 def complete_model(incomplete: str) -> list[Word]:
     """Shipped models, θ files and folders, which may be run directories."""
-    from bltoolbox.shipped_models import read_card, shipped_models
+    from bltoolbox.restoration.shipped import read_card, shipped_models
 
     shipped = [name for name in shipped_models() if name.startswith(incomplete)]
     return [(name, str(read_card(name).facts.get("summary", ""))) for name in shipped] + _files(
@@ -121,10 +121,10 @@ class _Entry:
 
 
 def _entries(source: str, words: Sequence[str], registry: Registry) -> Iterator[_Entry]:
-    from bltoolbox.describe import describe
-    from bltoolbox.reading import RECIPE, read_text
-    from bltoolbox.recipe import Recipe, apply_overrides, find_recipe
-    from bltoolbox.yaml_text import Spot, parse
+    from bltoolbox.config.describe import describe
+    from bltoolbox.config.reading import RECIPE, read_text
+    from bltoolbox.config.recipe import Recipe, apply_overrides, find_recipe
+    from bltoolbox.config.yaml_text import Spot, parse
 
     document = parse(read_text(find_recipe(source), RECIPE).removeprefix("\ufeff"), Spot(source))
     if not isinstance(document.data, dict):
@@ -136,7 +136,7 @@ def _entries(source: str, words: Sequence[str], registry: Registry) -> Iterator[
 def _walk(
     parameters: Sequence[Parameter], data: Mapping[str, Any], prefix: str, registry: Registry
 ) -> Iterator[_Entry]:
-    from bltoolbox.signature_cache import remembered_signature
+    from bltoolbox.config.cache import remembered_signature
 
     for parameter in parameters:
         key = prefix + parameter.name
@@ -189,7 +189,7 @@ def _files(incomplete: str, suffixes: Sequence[str] = (".yaml", ".yml")) -> list
 
 
 def _registry(ctx: typer.Context) -> Registry:
-    from bltoolbox.registry import load_registry
+    from bltoolbox.config.registry import load_registry
 
     files = [path for path in ctx.params.get("plugin") or () if Path(path).is_file()]
     return load_registry(files)

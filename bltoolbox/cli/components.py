@@ -12,11 +12,11 @@ import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show
 from bltoolbox.cli.completion import complete_component, complete_kind
-from bltoolbox.hookspecs import KINDS, LISTS
+from bltoolbox.config.hooks import KINDS, LISTS
 
 if TYPE_CHECKING:
-    from bltoolbox.registry import Registered
-    from bltoolbox.signatures import Parameter, Signature
+    from bltoolbox.config.registry import Registered
+    from bltoolbox.config.signatures import Parameter, Signature
 
 PAGE = 80
 
@@ -112,7 +112,7 @@ def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
 
 
 def _print_parameter(parameter: Parameter, indent: str = "  ") -> None:
-    from bltoolbox.yaml_text import dump_inline
+    from bltoolbox.config.yaml_text import dump_inline
 
     default = "required" if parameter.required else f"default {dump_inline(parameter.default)}"
     show(f"{indent}{parameter.name}: {parameter.type.label()}; {default}", lines=True)
@@ -137,7 +137,7 @@ def _reflow(text: str) -> str:
 
 def _snippet(registered: Registered, signature: Signature) -> str:
     """The component with its defaults, to paste into a recipe; what must be filled in is a comment."""
-    from bltoolbox.yaml_text import dump_inline
+    from bltoolbox.config.yaml_text import dump_inline
 
     listed = registered.kind in LISTS
     lines = [

@@ -10,7 +10,7 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show
 
 if TYPE_CHECKING:
-    from bltoolbox.doctor import Finding
+    from bltoolbox.cli.diagnosis import Finding
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +25,7 @@ def doctor(as_json: Json = False, plugin: Plugins = None, debug: Debug = False) 
     4 if anything is wrong. It takes a few seconds. For example: blt doctor --json, to go with a question or a report
     of a bug.
     """
-    from bltoolbox.doctor import Verdict, examine
+    from bltoolbox.cli.diagnosis import Verdict, examine
 
     found: list[Finding] = []
     for finding in examine(open_registry(plugin, warn=False)):

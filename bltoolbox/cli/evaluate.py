@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, split_overrides
-from bltoolbox.cli.tables import print_rows
+from bltoolbox.cli.display.tables import print_rows
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bltoolbox.registry import Registry
+    from bltoolbox.config.registry import Registry
 
 #: Image, PSNR before and after, SSIM.
 Row = tuple[str, float, float, float]
@@ -64,12 +64,12 @@ def evaluate(
 
 def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[list[Row], int]:
     """A row an image, a chunk of images in memory at a time, and the iterations that it took."""
-    from bltoolbox.assemble import build, evaluation_samples
-    from bltoolbox.evaluation import evaluate as restore
-    from bltoolbox.metrics import ssim
-    from bltoolbox.model import Model
-    from bltoolbox.problem import Problem
-    from bltoolbox.recipe import recipe_from_dict
+    from bltoolbox.bilevel.problem import Problem
+    from bltoolbox.config.recipe import recipe_from_dict
+    from bltoolbox.restoration.evaluation import evaluate as restore
+    from bltoolbox.restoration.metrics import ssim
+    from bltoolbox.restoration.model import Model
+    from bltoolbox.training.assemble import build, evaluation_samples
 
     model = Model.load(source, registry=registry)
     recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry)

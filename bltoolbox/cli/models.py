@@ -27,8 +27,8 @@ def models(
 
     For example: blt models --json
     """
-    from bltoolbox.cli.tables import print_rows
-    from bltoolbox.shipped_models import read_card, shipped_models
+    from bltoolbox.cli.display.tables import print_rows
+    from bltoolbox.restoration.shipped import read_card, shipped_models
 
     if name is not None:
         card = read_card(name)

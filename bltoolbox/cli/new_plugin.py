@@ -9,9 +9,9 @@ import typer
 
 from bltoolbox.cli.common import Debug, open_registry, say, show
 from bltoolbox.cli.completion import complete_kind
+from bltoolbox.config.hooks import KINDS
 from bltoolbox.errors import UsageError
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.output_names import refuse_unusable_name
+from bltoolbox.runs.output_names import refuse_unusable_name
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def new_plugin(
 
     For example: blt new-plugin my-prior --kind regularizer
     """
-    from bltoolbox.scaffold import new_plugin as write
+    from bltoolbox.cli.scaffold import new_plugin as write
 
     target = out or Path(name)
     refuse_unusable_name(target)

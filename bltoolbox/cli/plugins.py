@@ -11,7 +11,7 @@ from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json
 from bltoolbox.errors import MissingError
 
 if TYPE_CHECKING:
-    from bltoolbox.registry import Plugin, Registered, Registry
+    from bltoolbox.config.registry import Plugin, Registered, Registry
 
 
 def register(app: typer.Typer) -> None:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import typer
 
 from bltoolbox.cli.common import debugging, say
+from bltoolbox.config.reading import RECIPE, read_text
+from bltoolbox.distributed.launch import Launcher, Place, invocation, may_restart, rank_timeout
 from bltoolbox.errors import BltError, UsageError, explain
-from bltoolbox.history import RECIPE_FILE, has_checkpoint, is_run
-from bltoolbox.launch import Launcher, Place, invocation, may_restart, rank_timeout
-from bltoolbox.layout import Manifest
-from bltoolbox.reading import RECIPE, read_text
+from bltoolbox.runs.history import RECIPE_FILE, has_checkpoint, is_run
+from bltoolbox.runs.layout import Manifest
 
 if TYPE_CHECKING:
-    from bltoolbox.ranks import Ranks
-    from bltoolbox.recipe import Recipe
+    from bltoolbox.config.recipe import Recipe
+    from bltoolbox.distributed.ranks import Ranks
 
 T = TypeVar("T")
 

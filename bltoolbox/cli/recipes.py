@@ -10,10 +10,10 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_recipe, complete_shipped
 from bltoolbox.errors import BltError, RecipeError, UsageError
-from bltoolbox.output_names import refuse_unusable_name
+from bltoolbox.runs.output_names import refuse_unusable_name
 
 if TYPE_CHECKING:
-    from bltoolbox.registry import Registry
+    from bltoolbox.config.registry import Registry
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +58,7 @@ def validate(
 
 def _check(source: str, overrides: list[str], registry: Registry) -> tuple[dict[str, Any], BltError | None]:
     """What JSON says of a recipe, and what is wrong with it."""
-    from bltoolbox.recipe import load_recipe
+    from bltoolbox.config.recipe import load_recipe
 
     try:
         load_recipe(source, overrides, registry)
@@ -76,7 +76,7 @@ def _check(source: str, overrides: list[str], registry: Registry) -> tuple[dict[
 
 def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
     """List the recipes that come with the toolbox; blt run and blt cp take their names."""
-    from bltoolbox.recipe import recipe_summary, shipped_recipes
+    from bltoolbox.config.recipe import recipe_summary, shipped_recipes
 
     found = [(name, recipe_summary(path), path) for name, path in shipped_recipes().items()]
     if as_json:
@@ -103,10 +103,10 @@ def copy_recipe(
 
     For example: blt cp denoise my-recipe.yaml
     """
-    from bltoolbox.files import write_bytes
-    from bltoolbox.recipe import shipped_recipes
-    from bltoolbox.registry import did_you_mean
-    from bltoolbox.schema import SCHEMA_FILE
+    from bltoolbox.config.recipe import shipped_recipes
+    from bltoolbox.config.registry import did_you_mean
+    from bltoolbox.config.schema import SCHEMA_FILE
+    from bltoolbox.runs.files import write_bytes
 
     shipped = shipped_recipes()
     if name not in shipped:

@@ -40,7 +40,7 @@ def report(
     after under a slider, learned filters and their potentials, the cost and the recipe. A finished run has such a page
     in its directory. Runs that are not finished, or damaged, are shown as far as they can be read.
     """
-    from bltoolbox.report import write_report
+    from bltoolbox.reports.html.build import write_report
 
     for note in write_report(directories, out, force=force, images=images, registry=open_registry(plugin)):
         say(f"note: {note}")

@@ -23,18 +23,18 @@ from bltoolbox.cli.processes import (
     to_launch,
     was_restarted,
 )
+from bltoolbox.distributed.launch import Place
 from bltoolbox.errors import UsageError
-from bltoolbox.launch import Place
 
 if TYPE_CHECKING:
-    from bltoolbox.cli.progress import Log, Progress
-    from bltoolbox.experiment import Experiment
-    from bltoolbox.listeners import Listener, RunResult
-    from bltoolbox.ranks import Ranks
-    from bltoolbox.recipe import Recipe
-    from bltoolbox.registry import Registry
-    from bltoolbox.resume import Reopened
-    from bltoolbox.run_dir import RunDirectory
+    from bltoolbox.cli.display.progress import Log, Progress
+    from bltoolbox.config.recipe import Recipe
+    from bltoolbox.config.registry import Registry
+    from bltoolbox.distributed.ranks import Ranks
+    from bltoolbox.training.experiment import Experiment
+    from bltoolbox.training.listeners import Listener, RunResult
+    from bltoolbox.training.resume import Reopened
+    from bltoolbox.training.run_dir import RunDirectory
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the summary.")]
@@ -91,8 +91,8 @@ def run(
 
     For example: blt run denoise sampler.size=8 device=cpu
     """
-    from bltoolbox.recipe import load_recipe
-    from bltoolbox.resume import reopen
+    from bltoolbox.config.recipe import load_recipe
+    from bltoolbox.training.resume import reopen
 
     sources, overrides = split_overrides(arguments)
     if len(sources) != 1:
@@ -114,8 +114,8 @@ def run(
             words = ["run", sources[0], *overrides, "--out", str(out)]
             words += ["--overwrite"] * overwrite + ["--profile"] * profile
             launch([*words, *passed_on(quiet, verbose, as_json, debug, plugin)], nproc, out)
-        from bltoolbox.ranks import joined
-        from bltoolbox.run_dir import RunDirectory
+        from bltoolbox.distributed.ranks import joined
+        from bltoolbox.training.run_dir import RunDirectory
 
         with joined() as ranks:
             experiment = once(ranks, "recipe", lambda: _assemble(recipe, registry, ranks))
@@ -135,7 +135,7 @@ def run(
 def _profilers(wanted: bool, directory: RunDirectory) -> list[Listener]:
     if not wanted:
         return []
-    from bltoolbox.profiling import TRACE_FILE, Profile
+    from bltoolbox.training.profiling import TRACE_FILE, Profile
 
     directory.extra_files.append(TRACE_FILE)
     return [Profile(directory.path / TRACE_FILE)]
@@ -157,7 +157,7 @@ def resume(
 
     For example: blt resume runs/denoise/2026-01-31_12-00-00 budget.computations=2e5
     """
-    from bltoolbox.resume import reopen
+    from bltoolbox.training.resume import reopen
 
     sources, overrides = split_overrides(arguments)
     if len(sources) != 1:
@@ -171,7 +171,7 @@ def resume(
     with speaking_for_all():
         with alike():
             registry = open_registry(plugin)
-        from bltoolbox.ranks import joined
+        from bltoolbox.distributed.ranks import joined
 
         with joined() as ranks, reopen(path, overrides, registry, ranks) as reopened:
             _go_on(reopened, ranks, quiet, verbose, as_json)
@@ -204,26 +204,26 @@ def _show(result: RunResult, as_json: bool, ranks: Ranks) -> None:
     if as_json:
         print_json(result.as_dict())
         return
-    from bltoolbox.cli.summary import print_summary
+    from bltoolbox.cli.display.summary import print_summary
 
     print_summary(result)
 
 
 def _assemble(recipe: Recipe, registry: Registry, ranks: Ranks | None = None) -> Experiment:
-    from bltoolbox.assemble import assemble
-    from bltoolbox.ranks import ALONE
+    from bltoolbox.distributed.ranks import ALONE
+    from bltoolbox.training.assemble import assemble
 
     return assemble(recipe, registry, ranks or ALONE)
 
 
 def _fresh(recipe: Recipe) -> Path:
-    from bltoolbox.run_dir import fresh_directory
+    from bltoolbox.training.run_dir import fresh_directory
 
     return fresh_directory(Path("runs"), recipe.name)
 
 
 def _display(quiet: bool, verbose: bool) -> Log | Progress:
-    from bltoolbox.cli.progress import Log, Progress
+    from bltoolbox.cli.display.progress import Log, Progress
 
     return Log() if verbose else Progress(quiet=quiet or Place.here().rank > 0)
 
@@ -231,8 +231,8 @@ def _display(quiet: bool, verbose: bool) -> Log | Progress:
 @contextlib.contextmanager
 def _goodbye(directory: RunDirectory, ranks: Ranks) -> Iterator[None]:
     """A run that stopped can be taken up again: say how. An interrupted one exits with 130 or 143."""
-    from bltoolbox.interrupts import Interrupted, handled
-    from bltoolbox.ranks import RankLost
+    from bltoolbox.distributed.ranks import RankLost
+    from bltoolbox.distributed.signals import Interrupted, handled
 
     try:
         with handled():

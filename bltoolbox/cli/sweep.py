@@ -13,7 +13,7 @@ from bltoolbox.cli.completion import complete_grid
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
-    from bltoolbox.sweep import Sweep
+    from bltoolbox.training.sweep.plan import Sweep
 
 
 def register(app: typer.Typer) -> None:
@@ -54,8 +54,8 @@ def sweep(
     The same command again goes on: finished cells are skipped, interrupted ones resumed, failed ones begun anew with
     the old run kept in set-aside. The grid may have grown. blt compare DIR draws the runs.
     """
-    from bltoolbox.grid import parse_grid
-    from bltoolbox.sweep import Sweep, fresh_sweep_directory, plan
+    from bltoolbox.training.sweep.grid import parse_grid
+    from bltoolbox.training.sweep.plan import Sweep, fresh_sweep_directory, plan
 
     sources, overrides = split_overrides(arguments)
     if len(sources) != 1:
@@ -67,8 +67,8 @@ def sweep(
     if dry_run:
         _print_plan(found, sources[0], as_json)
         return
-    from bltoolbox.cli.sweep_display import Display, print_table
-    from bltoolbox.sweep_jobs import Jobs
+    from bltoolbox.cli.display.sweep import Display, print_table
+    from bltoolbox.training.sweep.jobs import Jobs
 
     with found.opened(), Display(quiet) as display:
         signal = Jobs(found, jobs, plugin or (), display).run()

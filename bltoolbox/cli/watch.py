@@ -12,7 +12,7 @@ import typer
 from bltoolbox.cli.common import Debug, Json, print_json, say
 
 if TYPE_CHECKING:
-    from bltoolbox.watch import Snapshot, Watched
+    from bltoolbox.runs.watch import Snapshot, Watched
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def watch(
     runs, with exit code 0 when all of them have finished, else with 1. With --once or --json it looks once, and the
     exit code is 0.
     """
-    from bltoolbox.watch import Watched, find, goes_on, newest
+    from bltoolbox.runs.watch import Watched, find, goes_on, newest
 
     named = directories or [newest(Path("runs"))]
     known: dict[Path, Watched] = {}
@@ -54,7 +54,7 @@ def watch(
         found = [one.as_dict() for one in look()]
         print_json(found[0] if len(found) == 1 and len(named) < 2 else found)
         return
-    from bltoolbox.cli.watch_display import WatchDisplay
+    from bltoolbox.cli.display.watch import WatchDisplay
 
     with WatchDisplay() as display:
         while True:

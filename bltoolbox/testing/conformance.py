@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 import torch
 
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.registry import Registered, Registry, did_you_mean, load_registry, reason_of
 from bltoolbox.errors import BltError, MissingError, UsageError
-from bltoolbox.hookspecs import KINDS
-from bltoolbox.registry import Registered, Registry, did_you_mean, load_registry, reason_of
 from bltoolbox.testing.checks import PROPERTIES, ConformanceFailure, NotApplicable, Property, Subject
 
 __all__ = [

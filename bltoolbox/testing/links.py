@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
+from bltoolbox.bilevel.records import Estimate, Solution
+from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.tensors import dot, expand, norm
 from bltoolbox.errors import NumericalError
-from bltoolbox.interfaces import Theta
-from bltoolbox.linear import ConjugateGradients, solve_linear
-from bltoolbox.loop import solve
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import LowerLevel, UpperLoss
-from bltoolbox.results import Estimate, Solution
-from bltoolbox.tensors import dot, expand, norm
 from bltoolbox.testing.checks.base import normal
 from bltoolbox.testing.checks.numerics import best_difference
 from bltoolbox.testing.reference import energy_gradient, true_residual

@@ -19,7 +19,10 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from bltoolbox.interfaces import (
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import Constraint, Problem
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.roles import (
     Data,
     HypergradientEstimator,
     LowerSolver,
@@ -27,11 +30,8 @@ from bltoolbox.interfaces import (
     Regularizer,
     Theta,
 )
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import Constraint, Problem
-from bltoolbox.results import Batch
-from bltoolbox.samples import Samples
-from bltoolbox.tensors import keyed_generator
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.restoration.samples import Samples
 
 
 class Images(Data):

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.assemble import assemble
-from bltoolbox.interfaces import Theta
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import LowerLevel, UpperLoss
-from bltoolbox.recipe import Recipe
-from bltoolbox.registry import Registry
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
+from bltoolbox.bilevel.roles import Theta
+from bltoolbox.config.recipe import Recipe
+from bltoolbox.config.registry import Registry
 from bltoolbox.testing.checks.base import normal
 from bltoolbox.testing.links import Link, hypergradient_links, inner, solvable, theta_size
 from bltoolbox.testing.reference import reference_solve
+from bltoolbox.training.assemble import assemble
 
 #: Tolerance of the lower level (a gradient norm) and of the adjoint system.
 TIGHT = 1e-9

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bltoolbox.problem import LowerLevel
-from bltoolbox.tensors import dot, expand, norm
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.tensors import dot, expand, norm
 
 
 def energy_gradient(lower: LowerLevel, x: Tensor) -> Tensor:

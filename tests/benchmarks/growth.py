@@ -16,12 +16,12 @@ import torch
 from timing import best_times
 from torch import Tensor
 
-from blt_regularizers.foe import FieldOfExperts
-from blt_solvers.mm import MemoryGradient, MMState
-from bltoolbox.interfaces import HypergradientEstimator
-from bltoolbox.oracle import BatchOracle
-from bltoolbox.problem import LowerLevel, UpperLoss, join
-from bltoolbox.results import Batch, Estimate
+from blt_builtins.lower_solvers.mm import MemoryGradient, MMState
+from blt_builtins.regularizers.foe import FieldOfExperts
+from bltoolbox.bilevel.oracle import BatchOracle
+from bltoolbox.bilevel.problem import LowerLevel, UpperLoss, join
+from bltoolbox.bilevel.records import Batch, Estimate
+from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.testing import make_oracle, smooth_images
 
 SIZES = (64, 128, 256, 512, 1024)

@@ -27,19 +27,19 @@ from published import Published, norms
 from timing import PRODUCT_FLOPS, best_times, product
 from torch import Tensor
 
-from blt_data.photos import Photos
-from blt_hypergradients.cg_ift import CGIFT
-from blt_operators.identity import Identity
-from blt_regularizers.foe import FieldOfExperts
-from blt_solvers.agd import AGD
-from blt_solvers.mm import MemoryGradient
+from blt_builtins.data.photos import Photos
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.operators.identity import Identity
+from blt_builtins.regularizers.foe import FieldOfExperts
 from bltoolbox import Model
-from bltoolbox.evaluation import psnr
-from bltoolbox.interfaces import LowerSolver, Theta
-from bltoolbox.loop import solve
-from bltoolbox.oracle import BilevelOracle
-from bltoolbox.problem import Problem, join, split
-from bltoolbox.results import Batch
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import Problem, join, split
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.restoration.evaluation import psnr
 from bltoolbox.testing import full_batch, make_oracle
 
 COUNT, SIDE, NOISE = 32, 96, 25 / 255

@@ -20,14 +20,14 @@ import pytest
 import torch
 from cost_model import Bank, Machine, pairs, seconds
 
-from blt_hypergradients.cg_ift import CGIFT
-from blt_regularizers.foe import FieldOfExperts
-from blt_solvers.mm import MemoryGradient
-from bltoolbox.launch import Place
-from bltoolbox.problem import join
-from bltoolbox.ranks import ALONE, Group, Ranks
-from bltoolbox.store import Store
-from bltoolbox.tensors import keyed_generator
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.regularizers.foe import FieldOfExperts
+from bltoolbox.bilevel.problem import join
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.bilevel.warm_starts import Store
+from bltoolbox.distributed.launch import Place
+from bltoolbox.distributed.ranks import ALONE, Group, Ranks
 from bltoolbox.testing.problems import full_batch, make_oracle, smooth_images
 
 FORK = multiprocessing.get_context("fork")

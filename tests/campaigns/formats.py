@@ -18,20 +18,21 @@ import torch
 from conftest import ROOT
 from PIL import Image
 
-from bltoolbox import Model, figures, resume
-from bltoolbox.assemble import assemble
-from bltoolbox.comparison import as_dict, compare
-from bltoolbox.experiment import run
-from bltoolbox.grid import parse_grid
-from bltoolbox.history import RunHistory, expand, glance
-from bltoolbox.images import read_header, read_image
-from bltoolbox.kernels import parse_kernel
-from bltoolbox.pictures import read_picture, write_picture
-from bltoolbox.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
-from bltoolbox.registry import load_registry
-from bltoolbox.report import write_report
-from bltoolbox.sweep import Sweep, plan
-from bltoolbox.watch import Watched
+from bltoolbox import Model, resume
+from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
+from bltoolbox.config.registry import load_registry
+from bltoolbox.reports import figures
+from bltoolbox.reports.compare.comparison import as_dict, compare
+from bltoolbox.reports.html.build import write_report
+from bltoolbox.restoration.pictures.files import read_picture, write_picture
+from bltoolbox.restoration.pictures.images import read_header, read_image
+from bltoolbox.restoration.pictures.kernels import parse_kernel
+from bltoolbox.runs.history import RunHistory, expand, glance
+from bltoolbox.runs.watch import Watched
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.experiment import run
+from bltoolbox.training.sweep.grid import parse_grid
+from bltoolbox.training.sweep.plan import Sweep, plan
 
 REGISTRY = load_registry()
 TINY: dict[str, Any] = {

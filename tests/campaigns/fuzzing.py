@@ -28,7 +28,7 @@ from conftest import ROOT
 from formats import Format
 
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.images import ImageError
+from bltoolbox.restoration.pictures.images import ImageError
 
 #: Of one case, and memory beyond what the process had before.
 SECONDS = 10.0

@@ -21,7 +21,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from bltoolbox.checkpoint import MAGIC
+from bltoolbox.training.checkpoint import MAGIC
 
 #: Takes the bytes of a file and gives those of another.
 Mutation = Callable[[bytes, random.Random], bytes]

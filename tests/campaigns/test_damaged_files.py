@@ -21,8 +21,8 @@ from fuzzing import attempt, campaign
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bltoolbox.config.recipe import parse_recipe
 from bltoolbox.errors import BltError
-from bltoolbox.recipe import parse_recipe
 
 torch.set_num_threads(1)
 FORMATS = formats()

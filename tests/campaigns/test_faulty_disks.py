@@ -27,10 +27,11 @@ from disk import Disk, Fault, Kind
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from bltoolbox import figures, files
-from bltoolbox.checkpoint import read_checked
 from bltoolbox.cli import main
 from bltoolbox.errors import BltError
+from bltoolbox.reports import figures
+from bltoolbox.runs import files
+from bltoolbox.training.checkpoint import read_checked
 
 torch.set_num_threads(1)
 FORK = multiprocessing.get_context("fork")

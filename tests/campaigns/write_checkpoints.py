@@ -24,12 +24,13 @@ import torch
 from processes import Processes, run_on, spoil
 
 import bltoolbox
-from bltoolbox import Model, figures, run
-from bltoolbox.assemble import assemble
-from bltoolbox.interrupts import Interrupted, handled
-from bltoolbox.ranks import ALONE, Ranks
-from bltoolbox.recipe import Recipe, recipe_from_dict
-from bltoolbox.run_dir import RunDirectory
+from bltoolbox import Model, run
+from bltoolbox.config.recipe import Recipe, recipe_from_dict
+from bltoolbox.distributed.ranks import ALONE, Ranks
+from bltoolbox.distributed.signals import Interrupted, handled
+from bltoolbox.reports import figures
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.run_dir import RunDirectory
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 METHODS: dict[str, dict[str, object]] = {

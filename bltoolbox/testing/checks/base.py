@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from bltoolbox.signatures import Type
-from bltoolbox.tensors import keyed_generator
-from bltoolbox.validation import Checker
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.config.signatures import Type
+from bltoolbox.config.validation import Checker
 
 if TYPE_CHECKING:
-    from bltoolbox.registry import Registered, Registry
+    from bltoolbox.config.registry import Registered, Registry
 
 
 class ConformanceFailure(AssertionError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bltoolbox.interfaces import HypergradientEstimator, Theta
-from bltoolbox.problem import LowerLevel, UpperLoss, split
-from bltoolbox.results import Estimate
-from bltoolbox.tensors import norm
+from bltoolbox.bilevel.problem import LowerLevel, UpperLoss, split
+from bltoolbox.bilevel.records import Estimate
+from bltoolbox.bilevel.roles import HypergradientEstimator, Theta
+from bltoolbox.bilevel.tensors import norm
 from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,

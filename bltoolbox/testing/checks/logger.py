@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bltoolbox.interfaces import Logger
-from bltoolbox.listeners import Listener
-from bltoolbox.registry import reason_of
+from bltoolbox.bilevel.roles import Logger
+from bltoolbox.config.registry import reason_of
 from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds
+from bltoolbox.training.listeners import Listener
 
 KIND = "logger"
 #: A run of a blink that tells everything there is to tell.
@@ -38,8 +38,8 @@ class _Recorder(Listener):
 
 def _events(subject: Subject) -> list[Event]:
     """The events of a run that would be in a directory that is there."""
-    from bltoolbox.assemble import assemble
-    from bltoolbox.recipe import recipe_from_dict
+    from bltoolbox.config.recipe import recipe_from_dict
+    from bltoolbox.training.assemble import assemble
 
     recorder = _Recorder()
     experiment = assemble(recipe_from_dict(RECIPE))

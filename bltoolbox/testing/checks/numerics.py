@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.interfaces import Operator, Regularizer, Theta
-from bltoolbox.tensors import dot, expand, keyed_generator, norm
+from bltoolbox.bilevel.roles import Operator, Regularizer, Theta
+from bltoolbox.bilevel.tensors import dot, expand, keyed_generator, norm
 from bltoolbox.testing.checks.base import ConformanceFailure, NotApplicable, fail, normal, require
 from bltoolbox.testing.problems import smooth_images
 

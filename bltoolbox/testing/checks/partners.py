@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.problem import Constraint, LowerLevel, Problem, join
+from bltoolbox.bilevel.roles import Regularizer, Theta
 from bltoolbox.errors import MissingError
-from bltoolbox.interfaces import Regularizer, Theta
-from bltoolbox.problem import Constraint, LowerLevel, Problem, join
 from bltoolbox.testing.checks.base import ConformanceFailure, NotApplicable, Subject
 from bltoolbox.testing.checks.numerics import cast, fitting_shape, noisy_images, parameters
 from bltoolbox.testing.problems import Gain, Tikhonov, smooth_images

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bltoolbox.interfaces import Regularizer, Theta
-from bltoolbox.tensors import dot
+from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.bilevel.tensors import dot
 from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,

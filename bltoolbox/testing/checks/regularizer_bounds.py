@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bltoolbox.interfaces import Theta
-from bltoolbox.tensors import dot, keyed_generator
+from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close, same
 from bltoolbox.testing.checks.numerics import (
     extreme_eigenvalues,

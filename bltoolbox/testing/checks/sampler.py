@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.interfaces import Sampler
-from bltoolbox.results import Batch
+from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.roles import Sampler
 from bltoolbox.testing.checks.base import NotApplicable, Subject, Untouched, fail, holds, require, same
 
 KIND = "sampler"

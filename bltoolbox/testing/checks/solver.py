@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.interfaces import LowerSolver
-from bltoolbox.loop import solve
-from bltoolbox.problem import LowerLevel
-from bltoolbox.results import Solution, Status
-from bltoolbox.tensors import norm, take
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.records import Solution, Status
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.bilevel.tensors import norm, take
 from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,

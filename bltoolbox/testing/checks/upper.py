@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.records import HypergradientResult, Scales, Step, Value
+from bltoolbox.bilevel.roles import Theta, UpperOptimizer
 from bltoolbox.errors import BudgetExhausted
-from bltoolbox.interfaces import Theta, UpperOptimizer
-from bltoolbox.results import HypergradientResult, Scales, Step, Value
 from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds, normal, require, require_like, same
 from bltoolbox.testing.checks.sampler import reload
 

@@ -1,0 +1,206 @@
+"""How wrong a hypergradient can be.
+
+With ε the distance of x̃ to the minimiser, δ the residual norm of the adjoint system and μ the strong convexity,
+
+    τ = ‖q‖ + δ/μ,   κ = (ε/μ)(L_g + L_H τ),   ‖z_i − ∇f_i‖ ≤ ω_i = ‖B‖(δ/μ + κ) + L_B ε(τ + κ)
+
+B = ∂²_{xθ}h(x̃), L_H and L_B the Lipschitz constants of ∇²h and of B in x.
+
+*Estimated*: L_H and L_B by the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃; ‖B‖ by the largest of
+‖Bᵀv‖/‖v‖ over the directions that errors come along: the adjoint q, its right-hand side ∇g, its residual and ∇h. (Power
+iterations find the norm over all directions, which for learned filters is thirty times what any error meets.) Where no
+μ > 0 is known, the smallest Ritz value of ∇²h on the Krylov space of ∇h stands for it, here and in bounds of values:
+what a solver leaves of ∇h lies along flat directions, so these are found. (Those found from ∇g are others: ‖∇h‖/μ would
+be down to a quarter of ε in deblurring.) Realistic, and what adaptive methods steer by.
+
+*Certified*: true constants from the regularizer (``Regularizer.constants``) and a known μ. Never exceeded, and
+larger by orders of magnitude: for verification.
+
+Reference: Ehrhardt & Roberts, *Analyzing inexact hypergradients for bilevel learning*, IMA J. Appl. Math. 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.linear import smallest_ritz
+from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
+from bltoolbox.bilevel.records import Constants, Estimate, Solution
+from bltoolbox.bilevel.tensors import norm
+
+#: Steps of Lanczos behind a Ritz value.
+RITZ_STEPS = 12
+
+
+BoundKind = Literal["estimated", "certified", "none"]
+
+
+@dataclass(frozen=True)
+class BoundEstimate:
+    """ω and the constants it used, per sample; a constant that could not be estimated is NaN."""
+
+    omega: Tensor
+    hessian_lipschitz: Tensor
+    mixed_lipschitz: Tensor
+
+
+@torch.no_grad()
+def estimate_bound(
+    lower: LowerLevel,
+    upper: UpperLoss,
+    x: Tensor,
+    start: Tensor,
+    q: Tensor,
+    residual: Tensor,
+    delta: Tensor,
+    known: tuple[Tensor, Tensor],
+    mu: Tensor,
+) -> BoundEstimate:
+    """ω of each sample. ``residual`` is ‖∇h(x̃)‖, ``delta`` the adjoint residual; ``known`` holds the last L_H and L_B,
+    which are kept where x̃ = x₀ says nothing; ``mu`` comes from ``estimate_mu``. Infinite where μ is not positive."""
+    hessian = lower.linearize(x)
+    product, slope, gradient = hessian.hvp(q), upper.gradient(x), lower.gradient(x)
+    size = norm(q)
+    travelled = norm(x - start) * size
+    moved = travelled > 0
+    safe = torch.where(moved, travelled, 1.0)
+    change = norm(lower.linearize(start).hvp(q) - product)
+    hessian_lipschitz = torch.where(moved, change / safe, known[0])
+    image = _mixed(lower, x, q)
+    change = norm(_mixed(lower, start, q) - image)
+    mixed_lipschitz = torch.where(moved, change / safe, known[1])
+
+    convex = mu > 0
+    mu = torch.where(convex, mu, 1.0)  # where it is not, nothing below is used
+    epsilon = residual / mu
+    gains = [_gain(image, q)]
+    gains += [_gain(_mixed(lower, x, v), v) for v in (slope, slope - product, gradient)]
+    mixed_norm = torch.stack(gains).amax(0)
+    tau = size + delta / mu
+    constants = Constants(hessian_lipschitz.nan_to_num(), mixed_lipschitz.nan_to_num(), mixed_norm)
+    omega = _omega(constants, mu, upper.lipschitz, epsilon, delta, tau)
+    return BoundEstimate(torch.where(convex, omega, torch.inf), hessian_lipschitz, mixed_lipschitz)
+
+
+@torch.no_grad()
+def estimate_mu(lower: LowerLevel, x: Tensor) -> Tensor:
+    """μ of each sample where it is known to be positive, else the smallest Ritz value at x: an estimate of it, and not
+    positive where h is not convex. Costs ``RITZ_STEPS`` Hessian products per sample unless every μ is known."""
+    if knows_mu(lower):
+        return lower.mu
+    hessian, gradient = lower.linearize(x), lower.gradient(x)
+    start = gradient if hessian.free is None else gradient * hessian.free
+    return torch.where(lower.mu > 0, lower.mu, smallest_ritz(hessian, start, RITZ_STEPS))
+
+
+def can_certify(lower: LowerLevel) -> bool:
+    """Whether everything is known that a certified bound needs."""
+    known = lower.regularizer.offers("constants") and knows_mu(lower)
+    return known and not lower.constrained and not lower.at.operator_theta
+
+
+@torch.no_grad()
+def certified_bound(
+    lower: LowerLevel, upper: UpperLoss, x: Tensor, q: Tensor, residual: Tensor, delta: Tensor
+) -> Tensor:
+    """ω of each sample, never exceeded by the true error (up to rounding: use float64)."""
+    epsilon = residual / lower.mu
+    constants = lower.regularizer.constants(lower.at.regularizer_theta, x, epsilon)
+    tau = norm(q) + delta / lower.mu
+    return _omega(constants, lower.mu, upper.lipschitz, epsilon, delta, tau)
+
+
+def _omega(
+    constants: Constants, mu: Tensor, upper_lipschitz: float, epsilon: Tensor, delta: Tensor, tau: Tensor
+) -> Tensor:
+    kappa = epsilon / mu * (upper_lipschitz + constants.hessian_lipschitz * tau)
+    return constants.mixed_norm * (delta / mu + kappa) + constants.mixed_lipschitz * epsilon * (tau + kappa)
+
+
+def knows_mu(lower: LowerLevel) -> bool:
+    """Whether every sample is known to be strongly convex."""
+    return bool((lower.mu > 0).all())
+
+
+def _gain(image: Tensor, v: Tensor) -> Tensor:
+    """‖Bᵀv‖/‖v‖ of each sample; a direction that is zero says nothing."""
+    return norm(image) / norm(v).clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def _mixed(lower: LowerLevel, x: Tensor, q: Tensor) -> Tensor:
+    """Bᵀq, one row a sample, within what a linear constraint leaves free.
+
+    z is projected before its norm is taken; without the same projection here the means of the kernels, which cannot
+    move, would dominate ‖B‖.
+    """
+    parts = lower.mixed_each(x, q)
+    project = lower.at.problem.project_gradient
+    rows = (project({name: part[i] for name, part in parts.items()}) for i in range(len(x)))
+    return torch.stack([torch.cat([part.flatten() for part in row.values()]) for row in rows])
+
+
+class Certificate:
+    """What the log says of one hypergradient: how far x̃ may be from the minimiser and z from ∇f, over the samples."""
+
+    def __init__(self, bound: BoundKind = "none") -> None:
+        self.bound = bound
+        self._distances: list[Tensor] = []
+        self._bounds: list[Tensor] = []
+        self._certified_distance = self._certified_bound = True
+
+    @property
+    def wants_estimate(self) -> bool:
+        """Whether the estimated bound is to be computed for the log; a certified one falls back to it."""
+        return self.bound != "none"
+
+    def add(
+        self,
+        lower: LowerLevel,
+        upper: UpperLoss,
+        solution: Solution,
+        estimate: Estimate,
+        estimated: Tensor | None,
+    ) -> None:
+        """The samples of one chunk."""
+        known = lower.mu > 0
+        self._certified_distance &= bool(known.all())
+        self._distances.append(torch.where(known, solution.residual / lower.mu, solution.residual))
+        if self.bound == "certified" and estimate.adjoint is not None and can_certify(lower):
+            self._bounds.append(
+                certified_bound(
+                    lower, upper, solution.x, estimate.adjoint, solution.residual, estimate.residual
+                )
+            )
+        elif self.wants_estimate and estimated is not None:
+            self._certified_bound = False
+            self._bounds.append(estimated)
+
+    def word(self) -> dict[str, float | bool]:
+        """Sums and maxima over the samples of this rank, as plain numbers that can be added to those of others."""
+        found: dict[str, float | bool] = {}
+        kinds = (
+            ("distance", self._distances, self._certified_distance),
+            ("bound", self._bounds, self._certified_bound),
+        )
+        for name, parts, certified in kinds:
+            if parts:
+                values = torch.cat(parts).double()
+                found |= {f"{name}_sum": float(values.sum()), f"{name}_max": float(values.max())}
+                found |= {f"{name}_count": len(values), f"{name}_certified": certified}
+        return found
+
+
+def certificate_of(word: Mapping[str, float | bool]) -> dict[str, float | str]:
+    """Means and maxima over all samples, for the log."""
+    found: dict[str, float | str] = {}
+    for name, otherwise in (("distance", "gradient norm"), ("bound", "estimated")):
+        if f"{name}_sum" in word:
+            mean = word[f"{name}_sum"] / word[f"{name}_count"]
+            found |= {f"{name}_mean": mean, f"{name}_max": word[f"{name}_max"]}
+            found[f"{name}_kind"] = "certified" if word[f"{name}_certified"] else otherwise
+    return found

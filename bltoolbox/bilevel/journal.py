@@ -1,0 +1,115 @@
+"""What the oracle has answered in the step under way.
+
+One step of a full-batch method can take hours, in many oracle calls. A checkpoint between two of them holds the
+state at the beginning of the step and the answers since: on resume the optimizer takes the same step again, is
+given the same answers at once, and goes on where it was. No optimizer has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.records import HypergradientResult, Scales, Value
+from bltoolbox.errors import BltError
+
+Answer = Value | HypergradientResult | Scales | None
+#: Solutions with their samples, chunk by chunk.
+Trial = list[tuple[list[int], Tensor]]
+
+
+class Journal:
+    """Answers in the order they were given; those from a checkpoint are given again first."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[str, Answer]] = []
+        self._position = 0
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next question has been answered before."""
+        return self._position < len(self._entries)
+
+    def replay(self, question: str) -> Any:
+        """The answer given before."""
+        known, answer = self._entries[self._position]
+        if known != question:
+            raise BltError(
+                f"the upper optimizer asked for {question} where it had asked for {known} before the interruption:"
+                " it is not deterministic, so this step cannot be resumed"
+            )
+        self._position += 1
+        return answer
+
+    def append(self, question: str, answer: Answer) -> None:
+        self._entries.append((question, answer))
+        self._position = len(self._entries)
+
+    def clear(self) -> None:
+        """The step is complete."""
+        self._entries, self._position = [], 0
+
+    def pack(self) -> list[dict[str, Any]]:
+        """As plain data and tensors, without the solutions of trial values."""
+        return [{"question": question, **_pack(answer)} for question, answer in self._entries]
+
+    def trials(self) -> dict[int, Trial]:
+        """The solutions of trial values that this rank holds, by the number of the answer."""
+        found = {}
+        for number, (_, answer) in enumerate(self._entries):
+            if isinstance(answer, Value) and answer.trial:
+                found[number] = [(list(samples), x.cpu()) for samples, x in answer.trial]
+        return found
+
+    def restore(
+        self,
+        entries: list[dict[str, Any]],
+        trials: Sequence[Mapping[int, Trial]],
+        device: torch.device,
+        lives_here: Callable[[int], bool] = lambda sample: True,
+    ) -> None:
+        """What ``pack`` and, on each rank, ``trials`` gave, to be replayed from the start."""
+        self._entries = []
+        for number, entry in enumerate(entries):
+            held = [
+                part for one in (entry.get("trial", []), *(t.get(number, []) for t in trials)) for part in one
+            ]
+            trial = []
+            for samples, x in held:
+                mine = [k for k, sample in enumerate(samples) if lives_here(sample)]
+                if len(mine) == len(samples):
+                    trial.append((samples, x.to(device)))
+                elif mine:
+                    trial.append(([samples[k] for k in mine], x[mine].to(device)))
+            self._entries.append((entry["question"], _unpack(entry, trial, device)))
+        self._position = 0
+
+
+def _pack(answer: Answer) -> dict[str, Any]:
+    if answer is None:
+        return {}
+    content = {one.name: getattr(answer, one.name) for one in fields(answer)}
+    if isinstance(answer, HypergradientResult):
+        return content | {"value": _pack(answer.value), "certificate": dict(answer.certificate)}
+    if isinstance(answer, Scales):
+        return content
+    del content["trial"]
+    return content | {"short": dict(answer.short)}
+
+
+def _unpack(entry: dict[str, Any], trial: Trial, device: torch.device) -> Answer:
+    content = {name: value for name, value in entry.items() if name not in ("question", "trial")}
+    if not content:
+        return None
+    if "slope" in content:
+        return Scales(**content)
+    if "gradient" in content:
+        gradient = {name: part.to(device) for name, part in content["gradient"].items()}
+        value = _unpack(content["value"], [], device)
+        assert isinstance(value, Value)
+        return HypergradientResult(**content | {"gradient": gradient, "value": value})
+    return Value(**content, trial=trial)

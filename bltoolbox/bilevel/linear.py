@@ -1,0 +1,154 @@
+"""Symmetric linear systems H q = b, one a sample: the loop around any iterative method, and conjugate gradients.
+
+Every sample has its own scalars, its own stopping and its own start, and leaves the batch when it is done. A method
+brings a record of tensors at a start and one iteration; it may keep its residual by a recursion, since what is returned
+is recomputed from q: if the recursion had drifted, the method starts again from there.
+
+Reference: Hestenes & Stiefel, *Methods of conjugate gradients for solving linear systems*, J. Res. NBS 1952.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.tensors import dot, expand, norm, take
+from bltoolbox.errors import NumericalError
+
+S = TypeVar("S", bound="System")
+
+
+class System(Protocol):
+    """v ↦ H v for each sample, such as a ``Linearization``."""
+
+    def hvp(self, v: Tensor) -> Tensor: ...
+
+    def take(self: S, index: Tensor) -> S: ...
+
+
+class LinearMethod(Protocol):
+    """An iteration for H q = b. Its state is a frozen dataclass of tensors with at least ``q``, ``tol``,
+    ``residual``."""
+
+    def init(self, system: Any, rhs: Tensor, start: Tensor, tol: Tensor) -> Any: ...
+
+    def step(self, system: Any, state: Any) -> Any: ...
+
+
+def solve_linear(
+    method: LinearMethod, system: S, rhs: Tensor, start: Tensor, tol: Tensor, limit: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Solve H q = rhs a sample to ‖rhs − Hq‖ ≤ tol: q, the recomputed residual norm and the iterations."""
+    q, iterations = start.clone(), torch.zeros(len(rhs), dtype=torch.long, device=rhs.device)
+    residual = torch.empty_like(tol)
+    order = torch.arange(len(rhs), device=rhs.device)
+    previous = torch.full_like(tol, float("inf"))
+    while len(order):
+        part = system if len(order) == len(rhs) else system.take(order)
+        left = limit - iterations[order]
+        found, count = sweep(method, part, rhs[order], q[order], tol[order], left)
+        q[order] = found
+        iterations[order] += count
+        true = norm(rhs[order] - part.hvp(found))
+        residual[order] = true
+        # Once more from the recomputed residual, unless it is met, the limit is, or the last sweep gained nothing.
+        again = (true > tol[order]) & (iterations[order] < limit) & (true < 0.5 * previous)
+        previous, order = true[again], order[again]
+    return q, residual, iterations
+
+
+def sweep(
+    method: LinearMethod, system: S, rhs: Tensor, start: Tensor, tol: Tensor, limit: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Iterate until the method's own residual meets ``tol`` or ``limit`` iterations are spent: q and the iterations."""
+    out, iterations = start.clone(), torch.zeros_like(limit)
+    order = torch.arange(len(rhs), device=rhs.device)
+    state = method.init(system, rhs, start, tol)
+    while True:
+        running = (state.residual > state.tol) & (iterations[order] < limit[order])
+        if not bool(running.all()):
+            done, keep = torch.nonzero(~running).flatten(), torch.nonzero(running).flatten()
+            out[order[done]] = state.q[done]
+            if not len(keep):
+                return out, iterations
+            state, system, order = take(state, keep), system.take(keep), order[keep]
+        state = method.step(system, state)
+        iterations[order] += 1
+
+
+def initial_residual(system: System, rhs: Tensor, start: Tensor) -> Tensor:
+    """b − H q at the start, without a product when every start is zero."""
+    return rhs - system.hvp(start) if bool((start != 0).any()) else rhs.clone()
+
+
+def smallest_ritz(system: System, start: Tensor, steps: int) -> Tensor:
+    """The smallest Ritz value of H on the Krylov space of ``start``, per sample: at least the smallest eigenvalue.
+
+    By the three-term recurrence of Lanczos, whose loss of orthogonality repeats Ritz values but invents none.
+    """
+    start = torch.where(expand(norm(start) > 0, start), start, 1.0)
+    v, before = start / expand(norm(start), start), torch.zeros_like(start)
+    beta = torch.zeros_like(norm(start))
+    alive = torch.ones_like(beta, dtype=torch.bool)
+    diagonal: list[Tensor] = []
+    off_diagonal: list[Tensor] = []
+    for _ in range(steps):
+        w = system.hvp(v) - expand(beta, before) * before
+        alpha = dot(v, w)
+        # Beyond an invariant subspace there is nothing: a copy of the first entry is no smaller than the least value.
+        diagonal.append(torch.where(alive, alpha, diagonal[0]) if diagonal else alpha)
+        w = w - expand(alpha, v) * v
+        beta = norm(w)
+        alive = alive & (beta > 1e3 * torch.finfo(start.dtype).eps * alpha.abs())
+        beta = torch.where(alive, beta, 0.0)
+        off_diagonal.append(beta)
+        before, v = v, w / expand(torch.where(alive, beta, float("inf")), w)
+    matrix = torch.diag_embed(torch.stack(diagonal, 1))
+    matrix = matrix + torch.diag_embed(torch.stack(off_diagonal[:-1], 1), 1)
+    return torch.linalg.eigvalsh(matrix, UPLO="U")[:, 0]
+
+
+@dataclass(frozen=True)
+class CGState:
+    """q, b − Hq by the recursion with its norm, and the search direction p."""
+
+    q: Tensor
+    tol: Tensor
+    residual: Tensor
+    r: Tensor
+    p: Tensor
+    rr: Tensor
+
+
+@dataclass(frozen=True)
+class ConjugateGradients:
+    """For a positive definite H; the sentence for any other H names ``caller``."""
+
+    caller: str = "conjugate gradients"
+
+    def init(self, system: System, rhs: Tensor, start: Tensor, tol: Tensor) -> CGState:
+        r = initial_residual(system, rhs, start)
+        rr = dot(r, r)
+        return CGState(start, tol, rr.sqrt(), r, r, rr)
+
+    def step(self, system: System, state: CGState) -> CGState:
+        product = system.hvp(state.p)
+        curvature = dot(state.p, product)
+        if not bool((curvature > 0).all()):
+            if not bool(torch.isfinite(curvature).all()):
+                raise NumericalError(
+                    f"{self.caller} met a NaN or Inf in a Hessian product: θ is out of range; use a smaller step"
+                )
+            raise NumericalError(
+                f"{self.caller} met a direction of non-positive curvature: the lower-level energy is not strongly"
+                " convex there; set strong_convexity in the recipe or use a convex regularizer"
+            )
+        alpha = state.rr / curvature
+        q = torch.addcmul(state.q, expand(alpha, state.p), state.p)
+        r = torch.addcmul(state.r, expand(-alpha, product), product)
+        rr = dot(r, r)
+        p = torch.addcmul(r, expand(rr / state.rr, state.p), state.p)
+        return replace(state, q=q, residual=rr.sqrt(), r=r, p=p, rr=rr)

@@ -1,0 +1,448 @@
+"""f and its hypergradient at θ, to a tolerance: the only place that knows of warm starts, chunks, devices and ranks.
+
+    f_v(θ) = 1/m Σ_i v_i g_i(x̂_i(θ))
+
+Sums are accumulated over chunks in float64, so that a batch of any size takes the memory of one chunk. On several ranks
+each solves its share of a batch; what they found is added, and all give the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.bounds import (
+    RITZ_STEPS,
+    BoundKind,
+    Certificate,
+    certificate_of,
+    estimate_bound,
+    estimate_mu,
+    knows_mu,
+)
+from bltoolbox.bilevel.journal import Journal
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.problem import Problem, UpperLoss
+from bltoolbox.bilevel.records import (
+    Batch,
+    Cost,
+    Counter,
+    Estimate,
+    HypergradientResult,
+    Scales,
+    Solution,
+    Status,
+    Value,
+)
+from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver, Theta
+from bltoolbox.bilevel.share import Share, divide
+from bltoolbox.bilevel.tally import Chunk, Slowest, Tally, merge
+from bltoolbox.bilevel.tensors import detached
+from bltoolbox.bilevel.warm_starts import MAPPED, Store, park
+from bltoolbox.distributed.ranks import ALONE, Ranks
+from bltoolbox.distributed.signals import allowed
+from bltoolbox.errors import NumericalError
+from bltoolbox.restoration.samples import Samples
+
+#: Accuracy, relative to the first gradient norm, of the solves that only tell sizes.
+_ROUGH = 0.1
+
+#: What asking counts as, besides what it costs.
+_CALLS = {"value": Cost(values=1), "hypergradient": Cost(hypergradients=1), "scales": Cost()}
+
+Reply = TypeVar("Reply", Value, HypergradientResult, Scales)
+
+
+class BilevelOracle:
+    """Owns the warm starts and the ledger; ``on(batch)`` answers questions about one batch."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        samples: Samples,
+        solver: LowerSolver,
+        hypergradient: HypergradientEstimator,
+        *,
+        chunk: int = 32,
+        iteration_limit: int = 2000,
+        strict: bool = False,
+        bound: BoundKind = "none",
+        bound_every: int = 1,
+        before_call: Callable[[Cost], None] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.problem = problem
+        self.samples = samples
+        self.solver = solver
+        self.hypergradient = hypergradient
+        self.chunk = chunk
+        self.iteration_limit = iteration_limit
+        #: Whether a tolerance below the floor of the dtype is an error.
+        self.strict = strict
+        self.bound = bound
+        self.bound_every = bound_every
+        self.before_call = before_call
+        self.after_call: Callable[[], None] | None = None
+        self.cost = Cost()
+        #: What calls cost that were interrupted. They are repeated on resume, so that equal runs have equal ledgers.
+        self.interrupted = Cost()
+        self.counter = Counter()
+        self.slowest = Slowest(0, chunk)
+        self.journal = Journal()
+        #: The last answer, for the log and for the loop's guards.
+        self.latest: HypergradientResult | None = None
+        self.ranks = ranks
+        self.solutions = Store(len(samples), ranks)
+        self.adjoints = Store(len(samples), ranks)
+        self.lipschitz_estimates = Store(len(samples), ranks)
+
+    @property
+    def stores(self) -> dict[str, Store]:
+        """Everything that is kept by sample."""
+        return {"solutions": self.solutions, "adjoints": self.adjoints, "lipschitz": self.lipschitz_estimates}
+
+    def on(self, batch: Batch) -> BatchOracle:
+        """The oracle of f_v for the weights of ``batch``."""
+        return BatchOracle(self, batch)
+
+    def chunks(self, theta: Theta, batch: Batch, positions: Sequence[int]) -> Iterator[Chunk]:
+        """What this rank has to solve."""
+        at = self.problem.at(theta, self.samples.shape, self.counter)
+        for first in range(0, len(positions), self.chunk):
+            places = positions[first : first + self.chunk]
+            ids = [batch.ids[place] for place in places]
+            x_true, y = self.samples.batch(ids)
+            weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
+            lower = at.on(y)
+            start = self.solutions.get(ids, lower.start())
+            upper = UpperLoss(x_true, self.problem.loss_scale)
+            yield Chunk(ids, places, weights.to(y.device) / len(self.samples), lower, upper, start)
+
+    def solve(self, chunk: Chunk, tol: float) -> Solution:
+        """x̃ with ‖x̃ − x̂‖ ≤ tol where μ > 0 is known, ‖∇h‖ ≤ tol elsewhere."""
+        wanted = chunk.lower.gradient_tol(tol)
+        solution = solve(self.solver, chunk.lower, chunk.start, wanted, limit=self.iteration_limit)
+        self.slowest.add(chunk.positions, solution.iterations.tolist())
+        fatal = [Status.NOT_FINITE, Status.DIVERGED, Status.LIMIT]
+        if self.strict:
+            fatal.append(Status.STALLED)
+        for status in fatal:
+            if bad := [i for i, s in zip(chunk.samples, solution.status, strict=True) if s is status]:
+                name = type(self.solver).__name__
+                raise NumericalError(f"lower-level solver {name}, samples {_short(bad)}: {status.value}")
+        return solution
+
+    def new_certificate(self) -> Certificate:
+        """For the next hypergradient: with the error bound if it is its turn."""
+        due = self.cost.hypergradients % self.bound_every == 0
+        return Certificate(self.bound if due else "none")
+
+    def charge(self, cost: Cost) -> None:
+        self.cost = self.cost + cost
+
+    def ask(self, question: str, compute: Callable[[], Reply]) -> Reply:
+        """Answer from the journal if this was asked before an interruption, else compute, wholly or not at all."""
+        if self.journal.replaying:
+            return self._note(cast(Reply, self.journal.replay(question)))
+        if self.before_call is not None:
+            self.before_call(self.cost)
+        with self._transaction(), detached():
+            answer = compute()
+        self.journal.append(question, answer)
+        if self.after_call is not None:
+            self.after_call()
+        return self._note(answer)
+
+    def _note(self, answer: Reply) -> Reply:
+        """Keep the last hypergradient."""
+        if isinstance(answer, HypergradientResult):
+            self.latest = answer
+        return answer
+
+    @property
+    def certificate(self) -> Mapping[str, float | str]:
+        """What the log says of the last hypergradient."""
+        return {} if self.latest is None else self.latest.certificate
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Warm starts change at the end, or not at all. A call that failed is paid for, as it is not made again.
+
+        One that was interrupted is made again when the run is resumed: the ledger is charged then, ``interrupted`` now.
+        """
+        before = self.cost
+        for store in self.stores.values():
+            store.begin()
+        try:
+            yield
+        except BaseException as error:
+            for store in self.stores.values():
+                store.rollback()
+            if not isinstance(error, NumericalError):
+                self.interrupted = self.interrupted + (self.cost - before)
+                self.cost = before
+            raise
+        for store in self.stores.values():
+            store.commit()
+
+
+class BatchOracle:
+    """What an upper-level optimizer sees."""
+
+    def __init__(self, oracle: BilevelOracle, batch: Batch) -> None:
+        self._oracle = oracle
+        self._batch = batch
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        """The nearest admissible θ."""
+        return self._oracle.problem.project(theta)
+
+    def accept(self, value: Value) -> None:
+        """Make the solutions behind a trial value the warm starts."""
+        journal = self._oracle.journal
+        if journal.replaying:
+            journal.replay("accept")
+            return
+        for samples, x in value.trial or ():
+            self._oracle.solutions.put(samples, x)
+        journal.append("accept", None)
+
+    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
+        """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through ``accept``."""
+        return self._oracle.ask("value", lambda: self._value(theta, tol, bound))
+
+    def hypergradient(
+        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+    ) -> HypergradientResult:
+        """z_v(θ) with f_v(θ) and, when asked for, a bound on its error."""
+        return self._oracle.ask("hypergradient", lambda: self._hypergradient(theta, tol, adjoint_tol, bound))
+
+    def scales(self, theta: Theta) -> Scales:
+        """The sizes at θ that `auto` accuracies are relative to."""
+        return self._oracle.ask("scales", lambda: self._scales(theta))
+
+    @cached_property
+    def _share(self) -> Share:
+        return divide(self._batch.ids, self._oracle.ranks)
+
+    def _tally(
+        self,
+        question: str,
+        theta: Theta,
+        add: Callable[[Chunk, Tally], None],
+        certificate: Certificate | None = None,
+    ) -> Tally:
+        """Solve this rank's share, chunk by chunk, add what all ranks found, and charge it even if it failed."""
+        oracle = self._oracle
+        oracle.slowest = Slowest(len(self._batch.ids), oracle.chunk)
+        oracle.counter.collect()
+        tally = Tally()
+
+        def work() -> dict[str, Any]:
+            with allowed():
+                try:
+                    for chunk in oracle.chunks(theta, self._batch, self._share.positions):
+                        add(chunk, tally)
+                except NumericalError as error:
+                    tally.error = str(error)
+                tally.certificate = {} if certificate is None else certificate.word()
+            tally.charge(oracle.counter.collect())
+            return tally.word()
+
+        try:
+            total = merge(oracle.ranks.each(self._place(question, theta), work))
+        except BaseException:
+            oracle.charge(tally.cost + oracle.counter.collect())
+            raise
+        oracle.charge(replace(total.cost, slowest=oracle.slowest.total(oracle.ranks)) + _CALLS[question])
+        return total
+
+    def _place(self, question: str, theta: Theta) -> str:
+        """Where ranks meet: those that are asked about another θ are out of step."""
+        if self._oracle.ranks.size == 1:
+            return question
+        digest = 0
+        for value in theta.values():
+            digest = zlib.crc32(value.detach().cpu().contiguous().numpy().tobytes(), digest)
+        return f"{question} at θ {digest:08x}"
+
+    @contextmanager
+    def _hosting(self, question: str, theta: Theta, *stores: str, keep: bool = False) -> Iterator[None]:
+        """Have the warm starts of samples that live on other ranks."""
+        oracle, share = self._oracle, self._share
+        if share.travels:
+            oracle.ranks.gather(self._place(f"{question}, guests", theta))
+        kinds = {name: (oracle.stores[name], self._like(name)) for name in stores}
+        with share.hosting(oracle.ranks, kinds, keep):
+            yield
+
+    def _like(self, store: str) -> Tensor:
+        """An empty tensor of the rows of a store."""
+        samples = self._oracle.samples
+        if store == "lipschitz":
+            return torch.empty((0, 2), dtype=torch.float64, device=samples.device)
+        return torch.empty((0, *samples.shape), dtype=samples.dtype, device=samples.device)
+
+    def _scales(self, theta: Theta) -> Scales:
+        oracle = self._oracle
+
+        def add(chunk: Chunk, tally: Tally) -> None:
+            start = chunk.lower.start()
+            # A tenth of the first gradient norm is enough to know a size by.
+            tol = _ROUGH * chunk.lower.residual(start)
+            solution = solve(oracle.solver, chunk.lower, start, tol, limit=oracle.iteration_limit)
+            oracle.slowest.add(chunk.positions, solution.iterations.tolist())
+            tally.measured(chunk, start, solution)
+
+        return _unless_failed(self._tally("scales", theta, add)).as_scales()
+
+    def _value(self, theta: Theta, tol: float, bound: bool) -> Value:
+        oracle = self._oracle
+        trial: list[tuple[Sequence[int], Tensor]] = []
+        row = math.prod(oracle.samples.shape) * oracle.samples.dtype.itemsize
+        large = len(self._batch.ids) * row > MAPPED
+
+        def add(chunk: Chunk, tally: Tally) -> None:
+            solution = oracle.solve(chunk, tol)
+            tally.solved(chunk, solution, self._mu(chunk, solution, bound, tally))
+            trial.append((chunk.samples, park(solution.x, oracle.solutions.folder) if large else solution.x))
+
+        with self._hosting("value", theta, "solutions"):
+            total = self._tally("value", theta, add)
+        oracle.charge(Cost(line_search=total.cost.lower_iterations))
+        if total.failed:
+            # A trial θ so far off that nothing can be computed there is worse than any: a line search continues.
+            return total.as_value()
+        self._share.bring_home(oracle.ranks, trial, self._like("solutions"))
+        return total.as_value(trial)
+
+    def _hypergradient(
+        self, theta: Theta, tol: float, adjoint_tol: float, bound: bool
+    ) -> HypergradientResult:
+        oracle = self._oracle
+        certificate, scale = oracle.new_certificate(), oracle.problem.loss_scale
+        gives_adjoint = oracle.hypergradient.gives_adjoint
+        z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
+
+        def add(chunk: Chunk, tally: Tally) -> None:
+            solution = oracle.solve(chunk, tol)
+            wanted = bound or certificate.wants_estimate
+            mu = self._mu(chunk, solution, bound or (wanted and gives_adjoint), tally)
+            tally.solved(chunk, solution, mu)
+            estimate = self._estimate(chunk, solution.x, adjoint_tol)
+            for name, part in estimate.gradient.items():
+                z[name] += part.double()
+            tally.differentiated(estimate)
+            estimated = self._estimated_bound(chunk, solution, estimate, mu) if wanted else None
+            if bound and estimated is not None:
+                tally.omega += float(chunk.weights @ estimated.double())
+            certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
+
+        with self._hosting("hypergradient", theta, *oracle.stores, keep=True):
+            total = _unless_failed(self._tally("hypergradient", theta, add, certificate))
+        z = self._sum(z)
+        gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
+        if not all(bool(torch.isfinite(part).all()) for part in gradient.values()):
+            raise NumericalError(
+                f"the hypergradient of samples {_short(self._batch.ids)} is not finite; the step may be too long"
+            )
+        return HypergradientResult(
+            gradient=gradient,
+            value=total.as_value(),
+            residual=total.adjoint_residual,
+            iterations=total.adjoint_iterations / max(total.count, 1),
+            bound=total.omega if bound and gives_adjoint else None,
+            bound_kind="estimated" if bound and gives_adjoint else None,
+            at_floor="stalled" in total.short or total.adjoint_residual > 2 * adjoint_tol * scale,
+            loss_scale=scale,
+            certificate=certificate_of(total.certificate),
+        )
+
+    def _sum(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Over the ranks, as one vector."""
+        if self._oracle.ranks.size == 1:
+            return parts
+        total = self._oracle.ranks.sum(torch.cat([part.flatten() for part in parts.values()]))
+        pieces = total.split([part.numel() for part in parts.values()])
+        return {name: piece.view_as(part) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
+
+    def _estimate(self, chunk: Chunk, x: Tensor, adjoint_tol: float) -> Estimate:
+        """z of one chunk; x and the adjoint become warm starts."""
+        oracle = self._oracle
+        tol = torch.full_like(chunk.lower.mu, adjoint_tol * chunk.upper.scale)
+        warm = oracle.adjoints.get(chunk.samples, torch.zeros_like(x))
+        products = oracle.counter.hessian_products
+        try:
+            estimate = oracle.hypergradient.estimate(
+                chunk.lower, chunk.upper, x, chunk.weights.to(x.dtype), tol, warm
+            )
+        except BaseException as error:
+            self._charge_unfinished(chunk, oracle.counter.hessian_products - products)
+            if isinstance(error, NumericalError):
+                raise NumericalError(f"samples {_short(chunk.samples)}: {error}") from error
+            raise
+        oracle.counter.linear_iterations += int(estimate.iterations.sum())
+        oracle.slowest.add(chunk.positions, estimate.iterations.tolist(), linear=True)
+        oracle.solutions.put(chunk.samples, x)
+        if estimate.adjoint is not None:
+            oracle.adjoints.put(chunk.samples, estimate.adjoint)
+        return estimate
+
+    def _charge_unfinished(self, chunk: Chunk, products: int) -> None:
+        """A system that failed reports no iterations; its Hessian products, one per iteration, stand for them."""
+        count = len(chunk.samples)
+        self._oracle.counter.linear_iterations += products
+        self._oracle.slowest.add(chunk.positions, [-(-products // count)] * count, linear=True)
+
+    def _mu(self, chunk: Chunk, solution: Solution, wanted: bool, tally: Tally) -> Tensor:
+        """μ of each sample, where it is ``wanted`` and not known as an estimate."""
+        if not wanted or knows_mu(chunk.lower):
+            return chunk.lower.mu
+        tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
+        return estimate_mu(chunk.lower, solution.x)
+
+    def _estimated_bound(
+        self, chunk: Chunk, solution: Solution, estimate: Estimate, mu: Tensor
+    ) -> Tensor | None:
+        """ω_i of one chunk, unless the estimator gives no adjoint."""
+        if estimate.adjoint is None:
+            return None
+        oracle = self._oracle
+        unknown = torch.full(
+            (len(chunk.samples), 2), torch.nan, dtype=torch.float64, device=solution.x.device
+        )
+        known = oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
+        result = estimate_bound(
+            chunk.lower,
+            chunk.upper,
+            solution.x,
+            chunk.start,
+            estimate.adjoint,
+            solution.residual,
+            estimate.residual,
+            (known[:, 0], known[:, 1]),
+            mu,
+        )
+        constants = torch.stack([result.hessian_lipschitz, result.mixed_lipschitz], dim=1)
+        oracle.lipschitz_estimates.put(chunk.samples, constants.double())
+        return result.omega
+
+
+def _unless_failed(tally: Tally) -> Tally:
+    """What ranks found together, or what went wrong on the first of them."""
+    if tally.error is not None:
+        raise NumericalError(tally.error)
+    return tally
+
+
+def _short(ids: Sequence[int]) -> str:
+    shown = ", ".join(str(i) for i in ids[:8])
+    return shown if len(ids) <= 8 else f"{shown}, … ({len(ids)} in all)"

@@ -1,0 +1,172 @@
+"""What an oracle call adds up: over the chunks of a rank, and over the ranks.
+
+Weighted sums in float64, maxima, and the ledger. The ranks' tallies are merged in the order of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
+from bltoolbox.bilevel.records import Cost, Estimate, Scales, Solution, Status, Value
+from bltoolbox.bilevel.tensors import norm
+from bltoolbox.distributed.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some samples of a batch, bound to θ."""
+
+    samples: Sequence[int]
+    #: Where they stand in the batch.
+    positions: Sequence[int]
+    weights: Tensor
+    lower: LowerLevel
+    upper: UpperLoss
+    start: Tensor
+
+
+@dataclass
+class Tally:
+    """Plain numbers: this is what one rank tells the others."""
+
+    value: float = 0.0
+    lower: float = 0.0
+    upper: float = 0.0
+    certified: bool = True
+    #: Whether μ was known or estimated for all samples, so that ``upper`` bounds anything.
+    bounded: bool = True
+    residual: float = 0.0
+    iterations: float = 0.0
+    count: int = 0
+    short: dict[str, int] = field(default_factory=dict)
+    #: Why some solve failed, so that there is neither a value nor a hypergradient.
+    error: str | None = None
+    adjoint_residual: float = 0.0
+    adjoint_iterations: float = 0.0
+    #: The error bound of the weighted mean.
+    omega: float = 0.0
+    #: Sums of the sizes that accuracies are relative to.
+    distance: float = 0.0
+    slope: float = 0.0
+    #: What a certificate says of the samples, and the ledger.
+    certificate: dict[str, Any] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)
+
+    def solved(self, chunk: Chunk, solution: Solution, mu: Tensor) -> None:
+        """Values of one chunk, and their bounds where ``mu``, known or estimated, is positive."""
+        convex = mu > 0
+        epsilon = torch.where(convex, solution.residual / mu, 0.0).double()
+        value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
+        above = value + slope * epsilon + chunk.upper.lipschitz / 2 * epsilon.square()
+        # g ≥ 0 as well as above its tangent.
+        below = torch.where(convex, (value - slope * epsilon).clamp_min(0), 0.0)
+        self.value += float(chunk.weights @ value)
+        self.upper += float(chunk.weights @ above)
+        self.lower += float(chunk.weights @ below)
+        self.bounded &= bool(convex.all())
+        self.certified &= bool((chunk.lower.mu > 0).all())
+        self.residual = max(self.residual, float(solution.residual.max()))
+        self.iterations += float(solution.iterations.sum())
+        self.count += len(chunk.samples)
+        for status in solution.status:
+            if status is not Status.CONVERGED:
+                name = status.name.lower()
+                self.short[name] = self.short.get(name, 0) + 1
+
+    def differentiated(self, estimate: Estimate) -> None:
+        """How the adjoint systems of one chunk went."""
+        self.adjoint_residual = max(self.adjoint_residual, float(estimate.residual.max()))
+        self.adjoint_iterations += float(estimate.iterations.sum())
+
+    def measured(self, chunk: Chunk, start: Tensor, solution: Solution) -> None:
+        """How far the solutions of one chunk are from their start, and how steep the loss is there."""
+        self.distance += float(norm(solution.x - start).sum())
+        self.slope += float(norm(chunk.upper.gradient(solution.x)).sum()) / chunk.upper.scale
+        self.count += len(chunk.samples)
+
+    def charge(self, cost: Cost) -> None:
+        """Add to the ledger."""
+        self.cost = self.cost + cost
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+    def word(self) -> dict[str, Any]:
+        """As plain data."""
+        return vars(self) | {"cost": vars(self.cost)}
+
+    def as_value(self, trial: object = None) -> Value:
+        """f with its bounds, infinite where a solve failed; the upper one also where no μ is known."""
+        return Value(
+            value=math.inf if self.failed else self.value,
+            lower=self.lower,
+            upper=self.upper if self.bounded and not self.failed else math.inf,
+            certified=self.certified and not self.failed,
+            residual=self.residual,
+            iterations=self.iterations / max(self.count, 1),
+            short=dict(self.short),
+            trial=None if self.failed else trial,
+        )
+
+    def as_scales(self) -> Scales:
+        return Scales(self.distance / max(self.count, 1), self.slope / max(self.count, 1))
+
+
+_LARGEST = {"residual", "adjoint_residual"}
+
+
+def merge(words: Sequence[Mapping[str, Any]]) -> Tally:
+    """One tally of those of all ranks, added in their order."""
+    total: dict[str, Any] = dict(words[0])
+    for word in words[1:]:
+        total = _join("", total, word)
+    return Tally(**total | {"cost": Cost(**total["cost"])})
+
+
+def _join(name: str, mine: Any, theirs: Any) -> Any:
+    if isinstance(mine, dict):
+        extra = {key: value for key, value in theirs.items() if key not in mine}
+        return {
+            key: _join(key, value, theirs[key]) if key in theirs else value for key, value in mine.items()
+        } | extra
+    if name == "error":
+        return theirs if mine is None else mine
+    if isinstance(mine, bool):
+        return mine and theirs
+    return max(mine, theirs) if name in _LARGEST or name.endswith("_max") else mine + theirs
+
+
+class Slowest:
+    """The paper's own count: the iterations of the slowest sample of a chunk times its size.
+
+    Chunks of the whole batch, however it is divided over ranks, so that the count does not depend on that.
+    """
+
+    def __init__(self, count: int, chunk: int) -> None:
+        self.count, self.chunk = count, chunk
+        #: The most iterations of a lower-level solve and of a linear system, chunk after chunk.
+        self.most = [0] * (2 * -(-count // chunk))
+
+    def add(self, positions: Sequence[int], iterations: Sequence[int], *, linear: bool = False) -> None:
+        """Iterations of the lower level, or of a linear system, of the samples at some positions of the batch."""
+        for position, spent in zip(positions, iterations, strict=True):
+            place = 2 * (position // self.chunk) + linear
+            self.most[place] = max(self.most[place], spent)
+
+    def total(self, ranks: Ranks) -> int:
+        """Over all ranks."""
+        most = self.most
+        if ranks.size > 1:
+            most = ranks.largest(torch.tensor(most, dtype=torch.long)).tolist()
+        sizes = (min(self.chunk, self.count - first) for first in range(0, self.count, self.chunk))
+        return sum(
+            size * (lower + linear) for size, lower, linear in zip(sizes, most[::2], most[1::2], strict=True)
+        )

@@ -1,0 +1,222 @@
+"""Warm starts by sample: the last solution and the last adjoint of every sample that has been seen.
+
+Rows live on the host, whatever the device of the run: device memory is that of a chunk. Large stores lie in a file that
+is mapped into memory and has no name, so that they end with the process and the system may write them out: the memory
+that only a process can free does not grow with the data set. Rows come from a CUDA device through pinned memory while
+the device goes on; whoever needs them next waits for them.
+
+A store remembers which rows changed since the last checkpoint. Each sample has two places: within a transaction a row
+is written to the one that does not count, and ``commit`` makes it count. An oracle call that is interrupted leaves no
+trace, and nothing is copied for that.
+
+On several ranks sample i lives on rank i mod the number of ranks, for good; each store holds the rows of its rank. A
+rank that computes for another has those samples as guests, for one oracle call.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.transfers import Arrival, to_device, to_host
+from bltoolbox.distributed.ranks import ALONE, Ranks
+
+#: Stores of more bytes than this are mapped files.
+MAPPED = 64 * 2**20
+
+
+class Store:
+    """Rows of one shape, by sample. Memory is taken when the first row is written."""
+
+    def __init__(self, count: int, ranks: Ranks = ALONE, folder: Path | None = None) -> None:
+        self.ranks = ranks
+        #: Where a mapped file is made; the system's folder for temporary files if None.
+        self.folder = folder
+        self.count = len(range(ranks.rank, count, ranks.size))
+        #: Two places a sample: row i is ``rows[slot[i]·count + i]``.
+        self.rows: Tensor | None = None
+        self.slot = torch.zeros(self.count, dtype=torch.long)
+        self.known = torch.zeros(self.count, dtype=torch.bool)
+        self._dirty = torch.zeros(self.count, dtype=torch.bool)
+        #: What ``slot``, ``known`` and ``_dirty`` were before the transaction, and what it has written.
+        self._before: tuple[Tensor, Tensor, Tensor] | None = None
+        self._written = torch.zeros(self.count, dtype=torch.bool)
+        self._arriving: list[tuple[Tensor, Arrival]] = []
+        #: Samples of other ranks, with their rows where there are any.
+        self.guests: dict[int, Tensor | None] = {}
+
+    def owns(self, sample: int) -> bool:
+        """Whether a sample lives here."""
+        return sample % self.ranks.size == self.ranks.rank
+
+    def get(self, samples: Sequence[int], cold: Tensor) -> Tensor:
+        """The rows of ``samples``; where there is none yet, that of ``cold``."""
+        if self.guests:
+            return self._get_with_guests(samples, cold)
+        index = self._index(samples)
+        known = self.known[index]
+        if self.rows is None or not known.any():
+            return cold
+        rows = to_device(self._read(index), cold)
+        if known.all():
+            return rows
+        return torch.where(known.to(cold.device).view(-1, *(1,) * (cold.ndim - 1)), rows, cold)
+
+    def put(self, samples: Sequence[int], rows: Tensor) -> None:
+        """Write the rows of ``samples``."""
+        if self.guests:
+            mine = [k for k, sample in enumerate(samples) if sample not in self.guests]
+            for k, sample in enumerate(samples):
+                if sample in self.guests:
+                    self.guests[sample] = rows[k]
+            samples, rows = [samples[k] for k in mine], rows[mine]
+            if not mine:
+                return
+        index = self._index(samples)
+        if self.rows is None:
+            self.rows = self._allocate(rows)
+        if self._before is not None:
+            fresh = index[~self._written[index]]
+            self.slot[fresh] = 1 - self.slot[fresh]
+            self._written[index] = True
+        self._arrive()
+        self._arriving.append((self._place(index), to_host(rows.detach())))
+        self.known[index] = True
+        self._dirty[index] = True
+        if self._lands_at_once(rows):
+            self._arrive()
+
+    def lend(self, samples: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of ``samples`` (own or guests) have a row, and the rows, zero elsewhere: one a sample, as ``like``."""
+        known = torch.zeros(len(samples), dtype=torch.uint8)
+        rows = torch.zeros((len(samples), *like.shape[1:]), dtype=like.dtype)
+        for k, sample in enumerate(samples):
+            row = self.guests[sample] if sample in self.guests else self._row(sample)
+            if row is not None:
+                known[k] = 1
+                rows[k] = row.to(rows)
+        return known, rows
+
+    def begin(self) -> None:
+        """From now on nothing counts before ``commit``."""
+        self._before = self.slot.clone(), self.known.clone(), self._dirty.clone()
+
+    def commit(self) -> None:
+        """What was written since ``begin`` counts."""
+        self._before = None
+        self._written.zero_()
+
+    def rollback(self) -> None:
+        """What was written since ``begin`` never was."""
+        if self._before is not None:
+            self._arrive()
+            self.slot, self.known, self._dirty = self._before
+        self.commit()
+
+    def changed(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids and rows (on the CPU) written since the last ``settle``, a part at a time."""
+        return self._parts(self._dirty)
+
+    def everything(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids and rows of all that is known, a part at a time."""
+        return self._parts(self.known)
+
+    @property
+    def changes(self) -> int:
+        """How many rows were written since the last ``settle``."""
+        return int(self._dirty.sum())
+
+    def settle(self) -> None:
+        """Everything is safe on disk."""
+        self._dirty.zero_()
+
+    def restore(self, held: Mapping[str, Tensor]) -> None:
+        """Rows from a checkpoint, whoever wrote them: those that live here are taken."""
+        ids, rows = held["ids"], held["rows"]
+        if not len(ids):
+            return
+        here = ids % self.ranks.size == self.ranks.rank
+        if bool(here.any()):
+            self.put(ids[here].tolist(), rows[here])
+
+    def _index(self, samples: Sequence[int]) -> Tensor:
+        """Numbers here of samples that live here."""
+        return torch.as_tensor(samples, dtype=torch.long) // self.ranks.size
+
+    def _place(self, index: Tensor) -> Tensor:
+        return self.slot[index] * self.count + index
+
+    def _read(self, index: Tensor) -> Tensor:
+        assert self.rows is not None
+        self._arrive()
+        return self.rows[self._place(index)]
+
+    @staticmethod
+    def _lands_at_once(rows: Tensor) -> bool:
+        return rows.device.type != "cuda"
+
+    def _arrive(self) -> None:
+        """Write down the rows that were on their way."""
+        for place, arrival in self._arriving:
+            assert self.rows is not None
+            self.rows[place] = arrival.wait().to(self.rows)
+        self._arriving.clear()
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        """Room for all rows, channels last for images, in a file without a name if it is large."""
+        size, shape = 2 * self.count, tuple(like.shape[1:])
+        image = len(shape) == 3
+        if image:
+            shape = (*shape[1:], shape[0])
+        numbers = size * max(1, torch.Size(shape).numel())
+        if numbers * like.element_size() > MAPPED:
+            rows = _mapped(numbers, like.dtype, self.folder).view(size, *shape)
+        else:
+            rows = torch.empty((size, *shape), dtype=like.dtype)
+        return rows.permute(0, 3, 1, 2) if image else rows
+
+    def _row(self, sample: int) -> Tensor | None:
+        index = torch.tensor([sample // self.ranks.size])
+        return self._read(index)[0] if self.rows is not None and self.known[index[0]] else None
+
+    def _get_with_guests(self, samples: Sequence[int], cold: Tensor) -> Tensor:
+        found = cold.clone()
+        for k, sample in enumerate(samples):
+            row = self.guests[sample] if sample in self.guests else self._row(sample)
+            if row is not None:
+                found[k] = row.to(cold)
+        return found
+
+    def _parts(self, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        index = torch.nonzero(mask).flatten()
+        if self.rows is None or not len(index):
+            return
+        row = self.rows[0].numel() * self.rows.element_size()
+        for part in index.split(max(1, MAPPED // (2 * row))):
+            yield part * self.ranks.size + self.ranks.rank, self._read(part).contiguous()
+
+
+def park(rows: Tensor, folder: Path | None) -> Tensor:
+    """A copy that takes no memory of the process: in a mapped file without a name."""
+    parked = _mapped(rows.numel(), rows.dtype, folder).view(rows.shape)
+    return parked.copy_(rows)
+
+
+def _mapped(numbers: int, dtype: torch.dtype, folder: Path | None) -> Tensor:
+    """A vector in a mapped file that is already unlinked. Its space is taken now: a full disk is no crash later."""
+    descriptor, name = tempfile.mkstemp(prefix="warm-", suffix=".rows", dir=folder)
+    try:
+        size = numbers * dtype.itemsize
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+        return torch.from_file(name, shared=True, size=numbers, dtype=dtype)
+    finally:
+        os.close(descriptor)
+        os.unlink(name)

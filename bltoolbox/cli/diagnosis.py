@@ -1,0 +1,362 @@
+"""What this installation has, what it lacks, and whether it computes what it should: ``blt doctor``.
+
+Each check is a function that yields findings. One that fails in a way that nobody foresaw is a finding itself: a broken
+machine is described to the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import bltoolbox
+from bltoolbox.config.cache import cache_folder
+from bltoolbox.config.registry import Registry
+from bltoolbox.distributed.launch import processors
+from bltoolbox.errors import BltError
+from bltoolbox.runs.locks import NO_LOCK, acquire
+
+_REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[[^]]*\])?\s*\(?(?:>=\s*([\d.]+))?")
+#: Less room than this is worth a word: checkpoints of a run with large images.
+_ROOM = 2 << 30
+#: What pictures a user may bring, by the names that Pillow has for the libraries behind them.
+_CODECS = {"PNG": "zlib", "JPEG": "jpg", "TIFF": "libtiff", "WebP": "webp"}
+#: Set by a user, these change what a run does.
+_VARIABLES = ("BLT_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_", "CUDA_VISIBLE_DEVICES", "TORCH_")
+#: The model, the noise, and how many times closer to the truth it brings a picture of plain areas, at least.
+_PATIENT, _SIGMA, _GAIN = "denoise-color", 25 / 255, 2.0
+
+
+class Verdict(StrEnum):
+    """``note``: works, but somebody may want to know. ``wrong``: something does not work."""
+
+    OK = "ok"
+    NOTE = "note"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    verdict: Verdict
+    found: str
+    #: What to do about it.
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def examine(registry: Registry) -> Iterator[Finding]:
+    """Everything, one after the other; what takes longest comes last."""
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "bltoolbox": _installation,
+        "packages": _packages,
+        "plugins": lambda: _plugins(registry),
+        "pictures": _codecs,
+        "folders": _folders,
+        "locks": _locks,
+        "variables": _variables,
+        "processors": _processors,
+        "memory": _memory,
+        "devices": _devices,
+        "ranks": _ranks,
+        "compiler": _compiler,
+        "computing": lambda: _computing(registry),
+    }
+    for subject, check in checks.items():
+        try:
+            yield from check()
+        except Exception as error:
+            yield Finding(subject, Verdict.WRONG, f"could not be looked at: {_sentence(error)}")
+
+
+def _installation() -> Iterator[Finding]:
+    where = Path(bltoolbox.__file__).parent
+    found = f"{bltoolbox.__version__} in {where}, Python {platform.python_version()}, {platform.platform()}"
+    yield Finding("bltoolbox", Verdict.OK, found)
+
+
+def _packages() -> Iterator[Finding]:
+    """What the toolbox requires, imported: two packages that are both there may still not fit each other."""
+    modules: dict[str, list[str]] = {}
+    for module, distributions in metadata.packages_distributions().items():
+        for distribution in distributions:
+            modules.setdefault(_plain(distribution), []).append(module)
+    good = []
+    for requirement in metadata.requires("bltoolbox") or ():
+        wanted, _, condition = requirement.partition(";")
+        match = _REQUIREMENT.match(wanted)
+        if match is None:
+            continue
+        name, least = match[1], match[2]
+        extra = re.search(r"extra\s*==\s*['\"](\w+)['\"]", condition)
+        if extra and extra[1] != "tensorboard":
+            continue
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if extra:
+                yield Finding(
+                    name, Verdict.NOTE, "not installed", f"the logger of that name needs it: {_pip(extra[1])}"
+                )
+            else:
+                yield Finding(name, Verdict.WRONG, "not installed", f"pip install '{wanted.strip()}'")
+            continue
+        if least and _numbers(version) < _numbers(least):
+            yield Finding(
+                name,
+                Verdict.WRONG,
+                f"{version} is older than {least}",
+                f"pip install --upgrade '{wanted.strip()}'",
+            )
+        elif reason := _import_error(modules.get(_plain(name), ())):
+            remedy = f"pip install --force-reinstall {'torch torchvision' if 'torch' in name else name}"
+            yield Finding(name, Verdict.WRONG, f"{version} cannot be imported: {reason}", remedy)
+        else:
+            good.append(f"{name} {version}")
+    yield Finding("packages", Verdict.OK, ", ".join(good))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", re.split(r"[a-z+]", version, maxsplit=1)[0])))
+
+
+def _pip(extra: str) -> str:
+    return f"pip install 'bltoolbox[{extra}]'"
+
+
+def _import_error(modules: Iterable[str]) -> str:
+    import warnings
+
+    for module in modules:
+        if module.startswith("_") or not module.isidentifier():
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(module)
+        except Exception as error:  # a torchvision for another torch fails with a RuntimeError
+            return _sentence(error)
+    return ""
+
+
+def _plugins(registry: Registry) -> Iterator[Finding]:
+    plugins = registry.plugins()
+    for plugin in plugins:
+        if plugin.status not in ("ok", "off"):
+            yield Finding(
+                f"plugin {plugin.name}", Verdict.WRONG, f"{plugin.status}: {plugin.reason}", "blt plugins"
+            )
+    components, clashes = 0, set()
+    for plugin in plugins:
+        for one in registry.of(plugin):
+            components += 1
+            clashes.add(registry.clash(one) or "")
+    for clash in sorted(clashes - {""}):
+        yield Finding("plugins", Verdict.WRONG, clash, "uninstall one of them, or choose with BLT_PLUGINS")
+    off = [plugin.name for plugin in plugins if plugin.status == "off"]
+    found = f"{len(plugins)} with {components} components"
+    if off:
+        yield Finding("plugins", Verdict.NOTE, f"{found}; left out by BLT_PLUGINS: {', '.join(off)}")
+    else:
+        yield Finding("plugins", Verdict.OK, found)
+
+
+def _codecs() -> Iterator[Finding]:
+    from PIL import features
+
+    missing = [name for name, library in _CODECS.items() if not features.check(library)]
+    if missing:
+        yield Finding(
+            "pictures",
+            Verdict.NOTE,
+            f"Pillow was built without {', '.join(missing)}",
+            "pip install --force-reinstall pillow",
+        )
+    else:
+        yield Finding("pictures", Verdict.OK, ", ".join(_CODECS))
+
+
+def _folders() -> Iterator[Finding]:
+    for subject, folder, without in (
+        ("here", Path.cwd(), "runs are written below it; give another place with -o"),
+        (
+            "cache",
+            cache_folder(),
+            "commands are slower without; set BLT_CACHE to a folder that can be written",
+        ),
+    ):
+        if not _writable(folder):
+            yield Finding(subject, Verdict.NOTE, f"{folder} cannot be written", without)
+            continue
+        free = shutil.disk_usage(_existing(folder)).free
+        verdict = Verdict.OK if free >= _ROOM else Verdict.NOTE
+        yield Finding(subject, verdict, f"{folder}, {free / 2**30:.1f} GiB free")
+
+
+def _existing(folder: Path) -> Path:
+    return next(one for one in (folder, *folder.parents) if one.exists())
+
+
+def _writable(folder: Path) -> bool:
+    """By trying: permissions do not tell of a full or read-only file system."""
+    with contextlib.suppress(OSError):
+        with tempfile.TemporaryFile(dir=_existing(folder)) as file:
+            file.write(b"0")
+        return True
+    return False
+
+
+def _locks() -> Iterator[Finding]:
+    """Whether two runs are kept from writing to one directory here."""
+    folder = _existing(Path.cwd())
+    if os.environ.get(NO_LOCK) == "1":
+        yield Finding(
+            "locks", Verdict.NOTE, f"{NO_LOCK}=1 does without them", "unset it where there are some"
+        )
+        return
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            acquire(file, folder)
+        except BltError as error:
+            yield Finding("locks", Verdict.NOTE, str(error))
+
+
+def _variables() -> Iterator[Finding]:
+    found = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES))
+    if found:
+        yield Finding("variables", Verdict.OK, ", ".join(found))
+
+
+def _processors() -> Iterator[Finding]:
+    import torch
+
+    usable, threads = processors(), torch.get_num_threads()
+    found = f"{usable} usable, torch uses {threads}"
+    if threads > usable:
+        yield Finding(
+            "processors", Verdict.NOTE, found, f"they wait for each other: set OMP_NUM_THREADS={usable}"
+        )
+    elif 2 * threads < usable and "OMP_NUM_THREADS" in os.environ:
+        yield Finding("processors", Verdict.NOTE, found, "OMP_NUM_THREADS says so; unset it to use them all")
+    else:
+        yield Finding("processors", Verdict.OK, found)
+
+
+def _memory() -> Iterator[Finding]:
+    from bltoolbox.bilevel.memory import keep_freed_memory
+
+    if keep_freed_memory():
+        yield Finding("memory", Verdict.OK, "what is freed stays with the process while it solves")
+    elif named := [name for name in os.environ if name.startswith("MALLOC_")]:
+        yield Finding(
+            "memory", Verdict.NOTE, f"handled as {', '.join(named)} says", "unset it, if runs on CPU are slow"
+        )
+    else:
+        yield Finding(
+            "memory", Verdict.NOTE, "not glibc: freed memory goes back to the system, runs may be slower"
+        )
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    built = torch.version.cuda or torch.version.hip
+    if not torch.cuda.is_available():
+        why = f"this torch is for CUDA {built}" if built else "this torch is for CPU only"
+        yield Finding("cuda", Verdict.NOTE, f"no device ({why}); runs are on the CPU")
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        facts = torch.cuda.get_device_properties(index)
+        yield Finding(
+            f"cuda:{index}", Verdict.OK, f"{facts.name}, {facts.total_memory / 2**30:.1f} GiB, CUDA {built}"
+        )
+
+
+def _ranks() -> Iterator[Finding]:
+    import torch.distributed as distributed
+
+    if not distributed.is_available():
+        yield Finding("ranks", Verdict.NOTE, "this torch has no torch.distributed: no --nproc, no torchrun")
+        return
+    backends = [("gloo", distributed.is_gloo_available()), ("nccl", distributed.is_nccl_available())]
+    yield Finding("ranks", Verdict.OK, ", ".join(name for name, there in backends if there))
+
+
+def _compiler() -> Iterator[Finding]:
+    """Only ``compile: true`` of a component needs it, and goes on without."""
+    wanted = os.environ.get("CXX")
+    found = next(filter(None, map(shutil.which, [wanted] if wanted else ["g++", "clang++", "c++"])), None)
+    if found:
+        yield Finding("compiler", Verdict.OK, found)
+    else:
+        yield Finding("compiler", Verdict.NOTE, "no C++ compiler: `compile: true` has no effect on the CPU")
+
+
+def _computing(registry: Registry) -> Iterator[Finding]:
+    """A noisy picture is restored by a shipped model, on each device, and should look alike everywhere."""
+    import torch
+
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    first: Any = None
+    for device in devices:
+        clean, noisy = _plain_areas()
+        try:
+            restored = _restore(noisy, device, registry)
+        except Exception as error:
+            yield Finding(f"computing on {device}", Verdict.WRONG, _sentence(error))
+            continue
+        gain = float(abs(noisy - clean).mean() / abs(restored - clean).mean())
+        found = f"{_PATIENT} brings a noisy picture {gain:.1f} times closer to the truth"
+        apart = 0.0 if first is None else float(abs(restored - first).max())
+        first = restored if first is None else first
+        if not gain >= _GAIN:
+            yield Finding(
+                f"computing on {device}", Verdict.WRONG, f"{found}; it should be more than {_GAIN:g}"
+            )
+        elif apart > 1e-2:
+            yield Finding(
+                f"computing on {device}", Verdict.WRONG, f"{apart:.2g} away from what the CPU finds"
+            )
+        else:
+            yield Finding(f"computing on {device}", Verdict.OK, found)
+
+
+def _plain_areas() -> tuple[Any, Any]:
+    import numpy as np
+
+    rows, columns = np.mgrid[:48, :64]
+    parts = [columns < 32, rows < columns / 2, (rows - 24) ** 2 + (columns - 40) ** 2 < 100]
+    clean = np.stack([0.2 + 0.6 * part for part in parts], axis=2).astype(np.float32)
+    noise = np.random.default_rng(0).standard_normal(clean.shape)
+    return clean, (clean + _SIGMA * noise).astype(np.float32)
+
+
+def _restore(noisy: Any, device: str, registry: Registry) -> Any:
+    from bltoolbox.restoration.model import Model
+
+    return Model.load(_PATIENT, device, registry).restore(noisy)
+
+
+def _sentence(error: Exception) -> str:
+    detail = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}{': ' if detail else ''}{detail}"

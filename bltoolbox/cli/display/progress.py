@@ -1,0 +1,97 @@
+"""What a person sees while a run goes on: on stderr, and only on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from bltoolbox.cli.common import say
+from bltoolbox.config.printable import printable
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.listeners import Check, Listener, RunResult
+
+if TYPE_CHECKING:
+    from bltoolbox.bilevel.roles import Theta
+
+
+class Progress(Listener):
+    """A bar over the budget with the figures of the last step."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        console = Console(stderr=True)
+        self.bar = Bar(
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=console,
+            transient=True,
+            disable=quiet or not (console.is_terminal or console.is_jupyter),
+        )
+        self.psnr = ""
+        self.task: TaskID | None = None
+        self.quiet = quiet
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def started(self, experiment: Experiment) -> None:
+        self.limit = experiment.recipe.budget.computations
+        self.task = self.bar.add_task("preparing", total=1.0, figures="")
+
+    def phase(self, sentence: str) -> None:
+        if self.task is not None:
+            self.bar.update(self.task, description=printable(sentence), figures="")
+        elif not self.quiet:  # said before the run begins, e.g. that a checkpoint was passed over
+            say(sentence)
+
+    def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
+        loss = "–" if record["loss"] is None else f"{record['loss']:.2f}"
+        spent = f"{record['computations']:,}" + (f"/{self.limit:,.0f}" if self.limit else "")
+        iterations = record["computations"] / max(1, record["step"] * max(1, record["batch"]))
+        assert self.task is not None
+        self.bar.update(
+            self.task,
+            description=f"step {record['step']}",
+            completed=fraction,
+            figures=f"{spent} computations  loss {loss}{self.psnr}  {iterations:.0f} it/sample",
+        )
+
+    def checked(self, check: Check, theta: Theta) -> None:
+        if check.validation_psnr is not None:
+            self.psnr = f"  PSNR {check.validation_psnr:.2f} dB"
+
+
+class Log(Listener):
+    """One line a check, for logs and for the curious."""
+
+    def __enter__(self) -> Self:
+        self.began = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def phase(self, sentence: str) -> None:
+        self._say(sentence)
+
+    def checked(self, check: Check, theta: Theta) -> None:
+        self._say(str(check))
+
+    def finished(self, result: RunResult) -> None:
+        self._say(result.status)
+
+    def _say(self, sentence: str) -> None:
+        say(f"{time.perf_counter() - self.began:8.1f} s  {sentence}")

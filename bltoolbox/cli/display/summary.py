@@ -1,0 +1,61 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bltoolbox.config.printable import printable
+from bltoolbox.reports.html.build import REPORT_FILE
+from bltoolbox.restoration.evaluation import Evaluation
+from bltoolbox.training.listeners import RunResult
+
+
+def print_summary(result: RunResult) -> None:
+    """What the run found, what it cost and where it is, on stdout."""
+    console = Console(highlight=False)
+    if result.evaluation is not None:
+        console.print(_psnr_table(result, result.evaluation))
+    cost, model = result.cost, result.model
+    facts = [
+        ("status", result.status),
+        ("learned", f"{model.size} parameters of {model.recipe.regularizer.name}; θ kept: {result.chosen}"),
+        ("cost", f"{cost.computations:,} computations in {result.steps} steps, {result.seconds:.1f} s"),
+    ]
+    if result.validation_psnr is not None:
+        facts.append(("validation", f"{result.validation_psnr:.2f} dB"))
+    if result.run_dir is not None:
+        facts.append(("results", str(result.run_dir)))
+        if (page := result.run_dir / REPORT_FILE).is_file():
+            facts.append(("report", str(page)))
+        elif result.evaluation is not None:
+            facts.append(("picture", str(result.run_dir / "images" / "restored.png")))
+    for name, value in facts:
+        console.print(_text(f"{name:>10}  {value}"), soft_wrap=True)
+
+
+def _psnr_table(result: RunResult, evaluation: Evaluation) -> Table:
+    rows: list[tuple[str, list[float]]] = [("measured", evaluation.before)]
+    if result.baseline is not None and result.model.recipe.baseline is not None:
+        rows.append((f"{result.model.recipe.baseline.name}, tuned", result.baseline.after))
+    if result.initial is not None:
+        rows.append(("initial θ", result.initial.after))
+    rows.append(("learned θ", evaluation.after))
+    shown = min(len(evaluation.after), 6)
+    table = Table(title="PSNR in dB on the evaluation images", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
+    table.add_column("mean", justify="right", style="bold")
+    for label in evaluation.labels[:shown]:
+        table.add_column(_text(label), justify="right")
+    for name, values in rows:
+        table.add_row(
+            _text(name), f"{sum(values) / len(values):.2f}", *(f"{value:.2f}" for value in values[:shown])
+        )
+    return table
+
+
+def _text(words: str) -> Text:
+    """Names and labels as they are: no markup, and nothing that a terminal obeys."""
+    return Text(printable(words))

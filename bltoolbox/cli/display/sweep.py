@@ -1,0 +1,143 @@
+"""What a person sees of a sweep: a line for each cell while it runs, on stderr, and a table at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bltoolbox.cli.common import say
+from bltoolbox.cli.display.tables import print_rows
+from bltoolbox.config.printable import printable
+from bltoolbox.runs.history import glance
+from bltoolbox.training.sweep.plan import Planned, State
+
+_STYLES = {
+    State.WAITING: "dim",
+    State.RUNNING: "bold",
+    State.FINISHED: "green",
+    State.INTERRUPTED: "yellow",
+    State.KILLED: "red",
+    State.FAILED: "red",
+}
+#: Seconds between two looks at the logs of the runs.
+_PAUSE = 0.5
+
+
+class Display:
+    """Lines that are redrawn on a terminal; elsewhere a line whenever the state of a cell changes."""
+
+    def __init__(self, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self.quiet = quiet
+        self.height = console.height
+        self.live = (
+            Live(console=console, auto_refresh=False, transient=True)
+            if console.is_terminal and not quiet
+            else None
+        )
+        self.known: dict[str, State] = {}
+        self.shown_at = 0.0
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def say(self, sentence: str) -> None:
+        if self.live:
+            self.live.console.print(Text(printable(sentence)), soft_wrap=True)
+        elif not self.quiet:
+            say(sentence)
+
+    def show(self, cells: Sequence[Planned]) -> None:
+        states = {one.name: one.state for one in cells}
+        if not self.known:
+            self._begin(cells)
+        if self.live:
+            if time.monotonic() - self.shown_at >= _PAUSE or states != self.known:
+                self.live.update(self._picture(cells), refresh=True)
+                self.shown_at = time.monotonic()
+        elif not self.quiet:
+            for one in cells:
+                if one.state is not self.known[one.name]:
+                    say(f"{one.name}: {one.state}" + (f": {one.reason}" if one.reason else ""))
+        self.known = states
+
+    def _begin(self, cells: Sequence[Planned]) -> None:
+        finished = sum(one.state is State.FINISHED for one in cells)
+        self.known = {one.name: one.state if one.state is State.FINISHED else State.WAITING for one in cells}
+        if finished:
+            self.say(f"{finished} of {len(cells)} cells are finished already")
+
+    def _picture(self, cells: Sequence[Planned]) -> Group:
+        counts = {state: sum(one.state is state for one in cells) for state in State}
+        summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        table = Table.grid(padding=(0, 2))
+        room = max(3, self.height - 3)
+        for one in cells if len(cells) <= room else _important(cells)[:room]:
+            figures = ("", "", "")
+            if one.state in (State.RUNNING, State.FINISHED):
+                far = glance(one.path, one.recipe)
+                psnr = "" if far.psnr is None else f"{far.psnr:.2f} dB"
+                figures = (f"{100 * far.fraction:.0f} %", f"step {far.step}", psnr)
+            words = (
+                Text(printable(one.name)),
+                Text(one.state, style=_STYLES[one.state]),
+                *map(Text, figures),
+            )
+            table.add_row(*words)
+        return Group(table, Text(f"{len(cells)} cells: {summary}", style="dim"))
+
+
+def _important(cells: Sequence[Planned]) -> list[Planned]:
+    """Where not all lines fit: what runs, then what went wrong, then the latest results, then what is next."""
+    order = [State.RUNNING, State.FAILED, State.KILLED, State.INTERRUPTED, State.FINISHED, State.WAITING]
+    return sorted(cells, key=lambda one: order.index(one.state))
+
+
+def print_table(facts: Mapping[str, Any]) -> None:
+    """Every cell with its figures, on stdout; then, why some have none."""
+    cells = facts["cells"]
+    rows = [("cell", "status", "steps", "computations", "seconds", "validation dB", "test dB")]
+    for cell in cells:
+        rows.append(
+            (
+                cell["name"],
+                cell["status"],
+                _number(cell["steps"], "d"),
+                _number(cell["computations"], ",d"),
+                _number(cell["seconds"], ".1f"),
+                _number(cell["psnr_validation"], ".2f") + _mark(facts["best_validation"], cell, cells),
+                _number(cell["psnr_test"], ".2f") + _mark(facts["best_test"], cell, cells),
+            )
+        )
+    print_rows(rows, left=2)
+    for cell in cells:
+        if cell["status"] not in ("finished", "waiting"):
+            log = f" ({cell['log']})" if cell["log"] else ""
+            say(f"{cell['name']} {cell['status']}: {cell['reason'] or cell['status']}{log}")
+    say(
+        f"results in {facts['directory']}"
+        + (f"; best: {facts['best']}" if len(cells) > 1 and facts["best"] else "")
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _mark(best: str | None, cell: Mapping[str, Any], cells: Sequence[Any]) -> str:
+    """The best cell of a column has an asterisk, the others room for one."""
+    if len(cells) < 2 or best is None:
+        return ""
+    return "*" if cell["name"] == best else " "

@@ -1,0 +1,137 @@
+"""Signatures on disk, so that ``validate`` and ``show`` need not import torch a second time.
+
+An entry holds the hashes of the files it was read from (the class, its bases, its settings); it counts only while they
+are unchanged. A cache that cannot be read or written is no cache: nothing is said about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import bltoolbox
+from bltoolbox.config.reading import open_file, read_json
+from bltoolbox.config.signatures import Signature
+from bltoolbox.errors import MissingError
+
+if TYPE_CHECKING:
+    from bltoolbox.config.registry import Registered
+
+#: To be raised whenever the same class would be described otherwise than before.
+FORMAT = 2
+
+
+def cache_folder() -> Path:
+    """``$BLT_CACHE``, else ``$XDG_CACHE_HOME/bltoolbox``, else ``~/.cache/bltoolbox``."""
+    if own := os.environ.get("BLT_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "bltoolbox"
+
+
+def cached_signature(registered: Registered) -> Signature:
+    """The signature of a component, from the cache if its files are unchanged, else from the imported class."""
+    module = registered.component.target.partition(":")[0]
+    # A class imported before its file was edited is described, but not remembered.
+    fresh = module not in sys.modules or _untouched(module)
+    entry = _entry(registered.component.target)
+    if entry is not None and (signature := _read(entry)) is not None:
+        return signature
+    from bltoolbox.config.describe import Undescribable, describe
+
+    cls = registered.load()
+    try:
+        signature = describe(cls)
+    except Undescribable as error:
+        where = f"{registered.kind} {registered.name!r} of {registered.plugin.origin}"
+        raise MissingError(f"{where} cannot be used: {error}") from error
+    if entry is not None and fresh:
+        _write(entry, signature, {file: _digest(file) for file in _files(cls)})
+    return signature
+
+
+def remembered_signature(registered: Registered) -> Signature | None:
+    """The signature of a component if the cache holds it; never imports the component."""
+    entry = _entry(registered.component.target)
+    return None if entry is None else _read(entry)
+
+
+def _source(module: str) -> str | None:
+    """The file of a module that is not imported; its parent packages are, and are light by contract."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (Exception, SystemExit):
+        return None  # importing it in earnest will say why
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _untouched(module: str) -> bool:
+    """Whether an imported module is what its file says: a component is imported after this package was."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        return file is not None and os.path.getmtime(file) < bltoolbox.IMPORTED_AT
+    except OSError:
+        return False
+
+
+def _entry(target: str) -> Path | None:
+    source = _source(target.partition(":")[0])
+    if source is None:
+        return None
+    key = json.dumps([FORMAT, sys.version_info[:2], target, os.path.abspath(source)])
+    return cache_folder() / "signatures" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _read(entry: Path) -> Signature | None:
+    try:
+        data = read_json(entry)
+        files: dict[str, str] = data["files"]
+        if not files or any(_digest(file) != digest for file, digest in files.items()):
+            return None
+        return Signature.from_json(data["signature"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _write(entry: Path, signature: Signature, files: dict[str, str]) -> None:
+    try:
+        text = json.dumps({"files": files, "signature": signature.to_json()})
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")
+    except (OSError, TypeError, ValueError):
+        return
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, entry)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+
+
+def _files(cls: type[Any]) -> set[str]:
+    """The files whose change may change the signature."""
+    modules = {known.__module__ for known in _classes(cls)} | {__package__ + ".describe"}
+    found = (getattr(sys.modules.get(module), "__file__", None) for module in modules)
+    return {file for file in found if file}
+
+
+def _classes(cls: type[Any]) -> Iterator[type[Any]]:
+    from bltoolbox.config.describe import nested_settings
+
+    for base in cls.__mro__:
+        if base.__module__ not in sys.stdlib_module_names:
+            yield base
+    for settings in nested_settings(cls):
+        yield from _classes(settings)
+
+
+def _digest(file: str) -> str:
+    with open_file(file) as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()

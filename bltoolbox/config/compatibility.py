@@ -1,0 +1,156 @@
+"""Who fits with whom: what the components of a recipe ask of each other, checked on their traits, without torch.
+
+Whatever a component nested in another asks for is asked of the recipe's own sections too; what is offered counts only
+when the section's component itself offers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.signatures import Traits
+from bltoolbox.config.validation import Block
+from bltoolbox.errors import MissingError
+
+if TYPE_CHECKING:
+    from bltoolbox.config.registry import Registry
+
+#: Most alternatives that a sentence names.
+CHOICES = 3
+
+TraitsOf = Callable[[str, str], Traits | None]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Two sections that cannot go together; ``section`` is the one to change first."""
+
+    section: str
+    partner: str
+    message: str
+
+
+def find_misfits(settings: Mapping[str, Any], registry: Registry) -> list[Misfit]:
+    """Every combination that cannot work, as one sentence that names both sides and an alternative.
+
+    ``settings`` are those of a recipe, of which the sections that hold a Block and ``constraint`` are looked at.
+    """
+
+    @cache
+    def traits_of(kind: str, name: str) -> Traits | None:
+        try:
+            return registry.get(kind, name).signature().traits
+        except MissingError:
+            return None  # said elsewhere
+
+    blocks = {
+        section: settings[section]
+        for section in (*KINDS, "baseline")
+        if isinstance(settings.get(section), Block)
+    }
+    constraint = settings.get("constraint") or "none"
+    found = list(_complaints(blocks, constraint, traits_of))
+    return [
+        replace(one, message=one.message + _advice(one, blocks, constraint, registry, traits_of))
+        for one in found
+    ]
+
+
+def _complaints(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) -> Iterator[Misfit]:
+    for section, block in blocks.items():
+        yield from _lacking(section, block, blocks, traits_of)
+    yield from _unmet(blocks, constraint, traits_of)
+
+
+def _lacking(
+    section: str, block: Block, blocks: Mapping[str, Block], traits_of: TraitsOf
+) -> Iterator[Misfit]:
+    """``requires`` against ``offers``."""
+    for needy in _with_nested(block):
+        traits = traits_of(needy.kind, needy.name) or Traits()
+        for kind, methods in traits.requires.items():
+            # A baseline is solved by the same solver, and never differentiated.
+            partners = (kind, "baseline") if (section, kind) == ("lower_solver", "regularizer") else (kind,)
+            for partner in partners:
+                other = blocks.get(partner)
+                theirs = traits_of(other.kind, other.name) if other else None
+                missing = [method for method in methods if theirs and method not in theirs.offers]
+                if missing and other:
+                    sentence = f"{needy.name!r} needs a {kind} with {listed(missing, 'and')}"
+                    yield Misfit(section, partner, f"{sentence}, which {other.name!r} does not have")
+
+
+def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) -> Iterator[Misfit]:
+    """The flags of roles against each other."""
+
+    def gives(section: str, flag: str) -> bool:
+        block = blocks.get(section)
+        traits = traits_of(block.kind, block.name) if block else None
+        return traits is None or flag in traits.flags
+
+    def who_needs(section: str, flag: str) -> str | None:
+        nested = _with_nested(blocks[section]) if section in blocks else ()
+        flags = {one.name: (traits_of(one.kind, one.name) or Traits()).flags for one in nested}
+        return next((name for name, known in flags.items() if flag in known), None)
+
+    if constraint != "none" and not gives("lower_solver", "handles_constraint"):
+        solver = blocks["lower_solver"].name
+        yield Misfit(
+            "lower_solver", "constraint", f"{solver!r} cannot keep x in the constraint {constraint!r}"
+        )
+    demands = (
+        ("full_batch", "sampler", "full", "all data at each step, which sampler {!r} does not give"),
+        (
+            "needs_bound",
+            "hypergradient",
+            "gives_adjoint",
+            "an error bound, for which hypergradient {!r} has no adjoint",
+        ),
+    )
+    for need, section, flag, what in demands:
+        if (name := who_needs("upper_optimizer", need)) and not gives(section, flag):
+            sentence = f"upper_optimizer {name!r} needs {what.format(blocks[section].name)}"
+            yield Misfit(section, "upper_optimizer", sentence)
+
+
+def _advice(
+    misfit: Misfit, blocks: Mapping[str, Block], constraint: str, registry: Registry, traits_of: TraitsOf
+) -> str:
+    """The end of the sentence: what would fit instead."""
+
+    def fitting(section: str) -> list[str]:
+        kind = "regularizer" if section == "baseline" else section
+        names = [one.name for one in registry.components(kind) if traits_of(kind, one.name)]
+        return [name for name in names if not _complains(section, {**blocks, section: Block(kind, name)})]
+
+    def _complains(section: str, changed: Mapping[str, Block]) -> bool:
+        found = _complaints(changed, constraint, traits_of)
+        return any(section in (one.section, one.partner) for one in found)
+
+    choices = [listed(fitting(misfit.section)[:CHOICES], "or")]
+    if misfit.partner == "constraint":
+        choices.append("constraint: none")
+    elif not choices[0] and (others := fitting(misfit.partner)):
+        choices = [f"{misfit.partner} {listed(others[:CHOICES], 'or')}"]
+    text = ", or ".join(filter(None, choices))
+    return f"; use {text}" if text else f"; choose another {misfit.section} or another {misfit.partner}"
+
+
+def _with_nested(value: Any) -> Iterator[Block]:
+    if isinstance(value, Block):
+        yield value
+        value = list(value.options.values())
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _with_nested(item)
+
+
+def listed(words: Sequence[str], joint: str) -> str:
+    """``a, b and c``."""
+    return f" {joint} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -1,0 +1,424 @@
+"""Recipes: a YAML file, validated against the signatures of the very components it names.
+
+Every problem of a file is reported at once, with its line and column. Overrides are dotted keys with YAML values,
+``sampler.size=8`` or ``budget={steps: 2}``. Overriding a component's name, ``regularizer=tv`` or
+``regularizer.name=tv``, switches to that component and drops the options of the old one, for which they were written;
+the order of the overrides does not matter, except that of two for the same key the later one counts.
+
+A component without options may be written as its name alone, ``operator: identity``, and options without a name mean
+the default component of that section. Validation needs no torch once the signatures are cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from bltoolbox.config.compatibility import find_misfits
+from bltoolbox.config.describe import NO_SETTING, OfKind, construct, describe
+from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_start
+from bltoolbox.config.registry import did_you_mean, load_registry
+from bltoolbox.config.validation import Block, Checker, Issue, Where, plain
+from bltoolbox.config.yaml_text import Document, Spot, dump, parse
+from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
+
+if TYPE_CHECKING:
+    from bltoolbox.config.registry import Registry
+
+__all__ = [
+    "Block",
+    "Budget",
+    "Certificates",
+    "Checkpoint",
+    "Recipe",
+    "Validation",
+    "load_recipe",
+    "parse_recipe",
+    "recipe_from_dict",
+    "shipped_recipes",
+]
+
+
+#: The recipe format that this toolbox writes; it grows when an old key gets a new meaning.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a run may spend; it ends with whichever comes first, and at least one must be set.
+
+    Args:
+        computations: Lower-level and linear iterations, summed over samples.
+        steps: Upper-level steps.
+        seconds: Wall-clock time of training with its checks and of tuning the baseline, for which a fifth is reserved
+            if the recipe has one. The oracle call or check under way is completed; the evaluation at the end, which
+            every run needs, comes on top.
+    """
+
+    computations: Annotated[float, Gt(0)] | None = None
+    steps: Annotated[int, Gt(0)] | None = None
+    seconds: Annotated[float, Gt(0)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.computations is None and self.steps is None and self.seconds is None:
+            raise ValueError(
+                "set at least one of computations, steps and seconds, or the run would never end"
+            )
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How the run chooses between the best θ and the last one.
+
+    Args:
+        count: Training images held out for it, with all others of the same photographs; 0 keeps the last θ.
+        checks: How often the held-out images are restored, evenly over the budget.
+        patience: Checks without improvement after which the run stops early; never when left out.
+        evaluation: Restore the evaluation images at each check, too, and log their PSNR. It never decides anything.
+    """
+
+    count: Annotated[int, Ge(0)] = 16
+    checks: Annotated[int, Gt(0)] = 10
+    patience: Annotated[int, Gt(0)] | None = None
+    evaluation: bool = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """When the state of the run is written down, so that it can be resumed.
+
+    Args:
+        every: Seconds between checkpoints; 0 writes one after every oracle call. Longer if they would take more
+            than 5 % of the time.
+    """
+
+    every: Annotated[float, Ge(0)] = 60.0
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What the log says about accuracy besides the distance to the lower-level minimiser, which is always there.
+
+    Args:
+        bound: Error bound of the hypergradient: estimated, certified where everything for it is known (else
+            estimated), or none.
+        every: Hypergradients between two bounds; one costs about half a warm hypergradient.
+    """
+
+    bound: Literal["estimated", "certified", "none"] = "estimated"
+    every: Annotated[int, Gt(0)] = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One experiment: the problem, the methods and what they may spend.
+
+    Args:
+        version: Of the recipe format; a recipe of a newer one than this toolbox knows is refused.
+        seed: Of the noise, the initial θ and the sampler.
+        dtype: Precision of all computations.
+        device: Where to compute: auto, cpu, cuda, cuda:1.
+        tf32: Let CUDA round factors of float32 products to 10 bits: faster, but tolerances below about 1e-2 stall.
+        color: Colour or gray images.
+        data: The training images.
+        evaluation: Images the result is tried on, never trained on; none when left out.
+        operator: The forward operator A.
+        noise: Standard deviation of the Gaussian noise, for images in [0, 1].
+        constraint: What a restored image must satisfy; box is [0, 1].
+        strong_convexity: μ of a term (μ/2)‖x‖² added to the lower level.
+        regularizer: R_θ, whose parameters are learned.
+        init: A saved θ to start from.
+        baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
+            one.
+        lower_solver: How x̃ ≈ argmin h is computed.
+        hypergradient: How z ≈ ∇f is computed.
+        sampler: Which training images enter a step.
+        upper_optimizer: How θ moves.
+        budget: How much the run may spend.
+        validation: How the best θ is chosen.
+        loss_scale: Factor of the upper loss. Accuracies scale with it, a step that is given as a number does not.
+        on_divergence: What to do when a step fails numerically: stop, go back and take shorter steps, or leave the
+            batch out.
+        certificates: What the log says about accuracy.
+        checkpoint: How often the run is saved.
+        loggers: Who else is told what happens, e.g. [csv]; of no consequence for the result.
+        chunk: Samples solved at once.
+        workers: Threads that read and decode images; 0 reads them in the main one. The result is the same.
+        iteration_limit: Most iterations of one lower-level solve.
+        evaluation_tol: Accuracy of the restored images when evaluating.
+    """
+
+    version: Annotated[int, Ge(1), Le(FORMAT)] = FORMAT
+    seed: Annotated[int, Ge(0)] = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "auto"
+    tf32: bool = False
+    color: Literal["rgb", "gray"] = "rgb"
+    data: Annotated[Block, OfKind("data")]
+    evaluation: Annotated[Block, OfKind("data")] | None = None
+    operator: Annotated[Block, OfKind("operator")] = Block("operator", "identity")
+    noise: Annotated[float, Ge(0), Le(1)] = 25 / 255
+    constraint: Literal["none", "nonnegative", "box"] = "none"
+    strong_convexity: Annotated[float, Ge(0)] = 0.0
+    regularizer: Annotated[Block, OfKind("regularizer")]
+    init: str | None = None
+    baseline: Annotated[Block, OfKind("regularizer")] | None = None
+    lower_solver: Annotated[Block, OfKind("lower_solver")] = Block("lower_solver", "agd")
+    hypergradient: Annotated[Block, OfKind("hypergradient")] = Block("hypergradient", "cg-ift")
+    sampler: Annotated[Block, OfKind("sampler")] = Block("sampler", "epoch")
+    upper_optimizer: Annotated[Block, OfKind("upper_optimizer")] = Block("upper_optimizer", "isgd")
+    budget: Budget
+    validation: Validation = Validation()
+    loss_scale: Annotated[float, Gt(0)] = 1.0
+    on_divergence: Literal["stop", "shrink-step", "skip-batch"] = "stop"
+    certificates: Certificates = Certificates()
+    checkpoint: Checkpoint = Checkpoint()
+    loggers: tuple[Annotated[Block, OfKind("logger")], ...] = ()
+    chunk: Annotated[int, Gt(0)] = 32
+    workers: Annotated[int, Ge(0)] = 0
+    iteration_limit: Annotated[int, Gt(0)] = 2000
+    evaluation_tol: Annotated[float, Gt(0)] = 1e-2
+
+    #: As it was given, with its comments.
+    text: str = field(default="", compare=False, repr=False, metadata=NO_SETTING)
+    #: The stem of its file.
+    name: str = field(default="recipe", compare=False, metadata=NO_SETTING)
+    #: Where its relative paths may be meant from; None when it is no file.
+    folder: Path | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
+    document: Document | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
+
+    def __repr__(self) -> str:
+        names = (
+            "data",
+            "operator",
+            "regularizer",
+            "lower_solver",
+            "hypergradient",
+            "sampler",
+            "upper_optimizer",
+        )
+        return f"Recipe({self.name!r}: {', '.join(getattr(self, name).name for name in names)})"
+
+    def _repr_html_(self) -> str:
+        from bltoolbox.reports.notebook import recipe_html
+
+        return recipe_html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, every default written out."""
+        settings = [known.name for known in fields(self) if known.metadata.get("setting", True)]
+        return {name: plain(getattr(self, name)) for name in settings}
+
+    def to_yaml(self) -> str:
+        """The resolved recipe: loading it gives an equal Recipe."""
+        return dump(self.to_dict())
+
+    def problem(self, where: str, message: str) -> Problem:
+        """A problem found later, e.g. while assembling, at the place of a dotted key such as ``sampler.size``."""
+        spot = (self.document or Document(None, Spot("<recipe>"))).spot(tuple(where.split(".")))
+        return spot.problem(f"{where}: {message}")
+
+
+def load_recipe(
+    source: str | Path, overrides: Sequence[str] = (), registry: Registry | None = None
+) -> Recipe:
+    """Read a recipe: a file, or the name of a shipped recipe."""
+    path = find_recipe(source)
+    file = str(path)
+    try:
+        with open_file(path) as stream:
+            raw = stream.read(RECIPE.most + 1)
+    except FileRefused as error:
+        raise UsageError(f"recipe {error}") from error
+    except OSError as error:
+        raise UsageError(f"recipe {file} cannot be read: {error.strerror or error}") from error
+    if len(raw) > RECIPE.most:
+        message = f"the file is larger than {RECIPE.most // 1000} kB; is it a recipe?"
+        raise RecipeError([Problem(message, file)])
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start].decode("utf-8-sig", "replace").split("\n")
+        problem = Problem("the file is not UTF-8 text", file, len(before), len(before[-1]) + 1)
+        raise RecipeError([problem]) from error
+    return parse_recipe(text, file, overrides, registry)
+
+
+def parse_recipe(
+    text: str,
+    file: str = "<recipe>",
+    overrides: Sequence[str] = (),
+    registry: Registry | None = None,
+) -> Recipe:
+    """Read a recipe from its text; ``file`` is what messages call it, and gives it its name and folder."""
+    document = parse(text, Spot(file))
+    if not document.problems and not isinstance(document.data, dict):
+        empty = document.data is None
+        what = "the recipe is empty" if empty else "a recipe is a mapping of keys to values"
+        message = f"{what}; it needs at least data, regularizer and budget"
+        raise RecipeError([document.root.problem(message)])
+    if not isinstance(document.data, dict):
+        raise RecipeError(document.problems)
+    path = None if file.startswith("<") else Path(file)
+    name = path.stem if path else "recipe"
+    return _resolve(document, overrides, registry, text=text, name=name, folder=path.parent if path else None)
+
+
+def recipe_from_dict(
+    settings: Mapping[str, Any], overrides: Sequence[str] = (), registry: Registry | None = None
+) -> Recipe:
+    """A recipe from plain data, as ``to_dict`` gives it; blocks and settings objects are fine, too."""
+    document = Document({key: plain(value) for key, value in settings.items()}, Spot("<recipe>"))
+    return _resolve(document, overrides, registry, text="")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with the toolbox, by name: ``denoise``, ``paper/…``."""
+    package = Path(__file__).parents[1]
+    folders = [package / "recipes"]
+    if (package.parent / "pyproject.toml").is_file():  # a checkout
+        folders.append(package.parent / "recipes")
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*.yaml")):
+            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
+    return found
+
+
+#: Bytes at the beginning of a recipe in which its first comment is looked for.
+_SUMMARY = 2**14
+
+
+def recipe_summary(path: Path) -> str:
+    """The first comment of a recipe that is meant for people."""
+    for line in read_start(path, _SUMMARY).decode("utf-8-sig", "replace").splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.lstrip("#").strip()
+        if text and not text.startswith("yaml-language-server:"):
+            return text
+    return ""
+
+
+def find_recipe(source: str | Path) -> Path:
+    """A file, or the shipped recipe of that name."""
+    path = Path(source)
+    if path.exists() and not path.is_dir():
+        return path
+    shipped = shipped_recipes()
+    if str(source) in shipped:
+        return shipped[str(source)]
+    if path.is_dir():
+        raise UsageError(f"recipe {source} is a folder; name a file in it")
+    hint = did_you_mean(path.with_suffix("").name, shipped)
+    raise UsageError(f"recipe {source} does not exist, and no shipped recipe has that name{hint}")
+
+
+def _resolve(document: Document, overrides: Sequence[str], registry: Registry | None, **extra: Any) -> Recipe:
+    """Apply overrides, check everything, and raise all problems together."""
+    apply_overrides(document, overrides)
+    _refuse_newer(document)
+    registry = registry or load_registry()
+    checker = Checker(registry)
+    values = checker.parameters(describe(Recipe).parameters, document.data, (), "a recipe")
+    issues = [_with_hint(issue, document.data) for issue in checker.issues]
+    for name, cls in (("budget", Budget), ("validation", Validation)):
+        if not any(issue.where[:1] == (name,) for issue in issues):
+            try:
+                cls(**values[name])
+            except ValueError as error:
+                issues.append(Issue((name,), f"{name}: {error}"))
+    wanted = isinstance(checks := values.get("validation"), dict) and checks.get("evaluation") is True
+    if wanted and document.data.get("evaluation") is None:
+        message = "evaluation: there are no evaluation images; add a section evaluation, e.g. {name: photos}"
+        issues.append(Issue(("validation", "evaluation"), f"validation.{message}"))
+    for misfit in find_misfits(values, registry):
+        # A default that does not fit has no place in the file; what it does not fit with has one.
+        place = misfit.section if misfit.section in document.data else misfit.partner
+        issues.append(Issue((place,), f"{misfit.section}: {misfit.message}"))
+    _raise(document, issues)
+    recipe: Recipe = construct(Recipe, values, lambda block: block)
+    return _with(recipe, document=document, **extra)
+
+
+def _with_hint(issue: Issue, given: Mapping[str, Any]) -> Issue:
+    """Noise is often given for pixel values of 8 or 16 bits."""
+    noise = given.get("noise")
+    if issue.where != ("noise",) or not isinstance(noise, int | float) or not 1 < noise <= 65535:
+        return issue
+    largest = 255 if noise <= 255 else 65535
+    return replace(issue, message=f"{issue.message}; images are in [0, 1], did you mean {noise:g}/{largest}?")
+
+
+def _refuse_newer(document: Document) -> None:
+    """Whatever else seems wrong with a recipe of a newer format, that is why."""
+    found = document.data.get("version")
+    if isinstance(found, int) and found > FORMAT:
+        message = (
+            f"version: the recipe is of format {found}, newer than this bltoolbox knows ({FORMAT}); update it"
+        )
+        raise RecipeError([document.spot(("version",)).problem(message)])
+
+
+def _with(recipe: Recipe, **extra: Any) -> Recipe:
+    for name, value in extra.items():
+        object.__setattr__(recipe, name, value)
+    return recipe
+
+
+def _raise(document: Document, issues: list[Issue]) -> None:
+    known = {(problem.file, problem.line, problem.column) for problem in document.problems}
+    problems = list(document.problems)
+    for issue in issues:
+        problem = document.spot(issue.where, issue.at_key).problem(issue.message)
+        # What the text itself has wrong there is already said.
+        if (problem.file, problem.line, problem.column) not in known:
+            problems.append(problem)
+    if not problems:
+        return
+    if not document.problems and all(issue.missing for issue in issues):
+        raise MissingError("\n".join(map(str, problems)))
+    raise RecipeError(sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column)))
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
+    """Apply overrides, those of whole sections and of names first, so that options are set on the component meant."""
+    parsed: list[tuple[Where, Document]] = []
+    for number, override in enumerate(overrides, start=1):
+        key, equals, text = override.partition("=")
+        where: Where = tuple(part.strip() for part in key.split("."))
+        if not equals or not all(where):
+            message = f"{override!r} is not of the form key=value, e.g. sampler.size=8"
+            document.problems.append(Problem(message, "<override>", number))
+            continue
+        parsed.append((where, parse(text, Spot("<override>", number, len(key) + 2))))
+    for where, value in sorted(parsed, key=lambda item: len(item[0]) - (item[0][-1] == "name")):
+        if value.problems:
+            document.problems += value.problems
+        else:
+            _set(document, where, value)
+
+
+def _set(document: Document, where: Where, value: Document) -> None:
+    """Put a value in its place, making the mappings above it."""
+    *above, last = where
+    parent = document.data
+    for part in above:
+        child = parent.get(part)
+        if not isinstance(child, dict):
+            # A section that is not there, a component in its short form, or a mistake that validation will name.
+            child = {} if child is None else {"name": child}
+            parent[part] = child
+        parent = child
+    old = parent.get(last)
+    if isinstance(old, dict) and "name" in old and isinstance(value.data, str):
+        return _set(document, (*where, "name"), value)
+    if last == "name" and above and parent.get("name") != value.data:
+        parent.clear()
+        document.graft(tuple(above), Document(None, value.root))
+    parent[last] = value.data
+    document.graft(where, value)

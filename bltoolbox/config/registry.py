@@ -1,0 +1,322 @@
+"""Which components there are: discovery, provenance, clashes, broken plugins, lookup.
+
+Entry points of the group ``bltoolbox`` are loaded one by one, so that a broken plugin costs nobody else anything: it is
+recorded with its reason and the others go on. Nobody wins a clash: two components of the same kind and name are both
+refused, and the message names both distributions. Nothing here imports torch; a component's module is imported when
+its class is asked for.
+
+``BLT_PLUGINS=a,b`` restricts discovery to those entry points; files given to ``load_registry`` are added in any case.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+import pluggy
+
+from bltoolbox.config import hooks as hookspecs
+from bltoolbox.config.hooks import API_VERSION, KINDS, PROJECT, Component
+from bltoolbox.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from bltoolbox.config.signatures import Signature
+
+GROUP = "bltoolbox"
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """``"; did you mean 'agd'?"``, or nothing when no choice is near."""
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception of somebody else's code as the end of a sentence."""
+    text = " ".join(str(error).split())
+    shortened = text if len(text) <= 300 else text[:299] + "…"
+    return f"{type(error).__name__}: {shortened}" if text else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Where components came from, or why they did not come."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    status: Literal["ok", "broken", "off"] = "ok"
+    reason: str = ""
+
+    @property
+    def origin(self) -> str:
+        """For messages: ``bltoolbox 0.1.0 (plugin 'solvers')``."""
+        return f"{self.distribution} {self.version}".strip() + f" (plugin {self.name!r})"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A component and its provenance."""
+
+    component: Component
+    distribution: str
+    version: str
+    plugin: Plugin
+
+    @property
+    def kind(self) -> str:
+        return self.component.kind
+
+    @property
+    def name(self) -> str:
+        return self.component.name
+
+    def load(self) -> type[Any]:
+        """Import the class. It must implement the role of its kind completely."""
+        module_name, _, class_name = self.component.target.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except (Exception, SystemExit) as error:
+            raise MissingError(f"{self._who} cannot be imported: {reason_of(error)}") from error
+        cls = getattr(module, class_name, None)
+        if not inspect.isclass(cls):
+            raise MissingError(f"{self._who} cannot be used: module {module_name} has no class {class_name}")
+        role = _role(self.kind)
+        if not issubclass(cls, role):
+            raise MissingError(
+                f"{self._who} cannot be used: {class_name} is not an interfaces.{role.__name__}"
+            )
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise MissingError(f"{self._who} cannot be used: {class_name} lacks {', '.join(missing)}")
+        return cls
+
+    def signature(self) -> Signature:
+        """Parameters and documentation, from the cache when it holds them."""
+        from bltoolbox.config.cache import cached_signature
+
+        return cached_signature(self)
+
+    @property
+    def _who(self) -> str:
+        return f"{self.kind} {self.name!r} of {self.plugin.origin}"
+
+
+class Registry:
+    """All components that were found, and the plugins they came from."""
+
+    def __init__(self, plugins: Iterable[Plugin], components: Iterable[Registered]) -> None:
+        self._plugins = sorted(plugins, key=lambda plugin: (plugin.distribution, plugin.name))
+        self._found: dict[tuple[str, str], list[Registered]] = {}
+        for registered in components:
+            self._found.setdefault((registered.kind, registered.name), []).append(registered)
+
+    def plugins(self) -> list[Plugin]:
+        return list(self._plugins)
+
+    def of(self, plugin: Plugin) -> list[Registered]:
+        """All that a plugin offers, clashing or not."""
+        everything = [one for group in self._found.values() for one in group if one.plugin == plugin]
+        return sorted(everything, key=lambda one: (KINDS.index(one.kind), one.name))
+
+    def clash(self, registered: Registered) -> str:
+        """The sentence when more than one plugin offers this kind and name, else nothing."""
+        group = self._found[registered.kind, registered.name]
+        return self._clash(group) if len(group) > 1 else ""
+
+    def components(self, kind: str | None = None) -> list[Registered]:
+        """In the order of a recipe, then by name; without those that clash."""
+        if kind is not None and kind not in KINDS:
+            hint = did_you_mean(kind, KINDS)
+            raise UsageError(f"{kind!r} is not a kind of component{hint} (kinds: {', '.join(KINDS)})")
+        found = [group[0] for group in self._found.values() if len(group) == 1]
+        chosen = [registered for registered in found if kind in (None, registered.kind)]
+        return sorted(chosen, key=lambda registered: (KINDS.index(registered.kind), registered.name))
+
+    def get(self, kind: str, name: str) -> Registered:
+        """The component of that kind and name; MissingError with a suggestion when there is none, or more than one."""
+        group = self._found.get((kind, name), [])
+        if len(group) > 1:
+            raise MissingError(self._clash(group))
+        if not group:
+            raise MissingError(self._unknown(kind, name))
+        return group[0]
+
+    def find(self, text: str) -> Registered:
+        """``kind/name``, or a name alone where it is of one kind only."""
+        kind, slash, name = text.rpartition("/")
+        if slash:
+            if kind not in KINDS:
+                self.components(kind)  # raises, with the kinds to choose from
+            return self.get(kind, name)
+        kinds = [kind for kind, known in self._found if known == name]
+        if len(kinds) > 1:
+            choices = " or ".join(f"{kind}/{name}" for kind in kinds)
+            raise UsageError(f"{name!r} is the name of more than one component; say {choices}")
+        if not kinds:
+            hint = did_you_mean(name, [known for _, known in self._found])
+            raise MissingError(f"{name!r} is not a registered component{hint} (blt list){self._broken()}")
+        return self.get(kinds[0], name)
+
+    def warnings(self) -> list[str]:
+        """One sentence for each plugin that is broken and each clash."""
+        broken = [plugin for plugin in self._plugins if plugin.status == "broken"]
+        clashes = [group for group in self._found.values() if len(group) > 1]
+        sentences = [f"{plugin.origin} is not used: {plugin.reason}" for plugin in broken]
+        return sentences + [self._clash(group) for group in clashes]
+
+    def _clash(self, group: list[Registered]) -> str:
+        owners = " and by ".join(registered.plugin.origin for registered in group)
+        return (
+            f"{group[0].name!r} is offered as {group[0].kind} by {owners}, so neither is used; "
+            "uninstall one of them, or choose plugins with BLT_PLUGINS"
+        )
+
+    def _unknown(self, kind: str, name: str) -> str:
+        elsewhere = [other for other, known in self._found if known == name]
+        same_kind = [known for other, known in self._found if other == kind]
+        hint = f"; it is of kind {elsewhere[0]}" if elsewhere else did_you_mean(name, same_kind)
+        return f"{name!r} is not a registered {kind}{hint} (blt list {kind}){self._broken()}"
+
+    def _broken(self) -> str:
+        names = [repr(plugin.name) for plugin in self._plugins if plugin.status == "broken"]
+        return f"; not loaded, being broken: {', '.join(names)}" if names else ""
+
+
+def load_registry(files: Sequence[str | Path] = ()) -> Registry:
+    """Discover the installed plugins, and add those in ``files``."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    plugins: list[Plugin] = []
+    components: list[Registered] = []
+    wanted = _wanted()
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
+    for point in points:
+        distribution = point.dist.name if point.dist else "unknown distribution"
+        version = point.dist.version if point.dist else ""
+        plugin = Plugin(point.name, distribution, version, point.module)
+        if wanted is not None and point.name not in wanted:
+            plugins.append(replace(plugin, status="off", reason="left out by BLT_PLUGINS"))
+            continue
+        _enter(manager, plugin, point.load, plugins, components)
+    for name in sorted((wanted or set()) - {point.name for point in points}):
+        hint = did_you_mean(name, [point.name for point in points])
+        reason = f"BLT_PLUGINS names it, but no installed distribution has such a plugin{hint}"
+        plugins.append(Plugin(name, "BLT_PLUGINS", "", "", "broken", reason))
+    for path in dict.fromkeys(Path(file).resolve() for file in files):
+        if not path.is_file():
+            raise UsageError(f"plugin file {path} does not exist")
+        module = _module_name(path)
+        plugin = Plugin(path.name, str(path), "", module)
+        _enter(manager, plugin, partial(_import_file, path, module), plugins, components)
+    return Registry(plugins, components)
+
+
+def _wanted() -> set[str] | None:
+    names = {name.strip() for name in os.environ.get("BLT_PLUGINS", "").split(",")} - {""}
+    return names or None
+
+
+def _enter(
+    manager: pluggy.PluginManager,
+    plugin: Plugin,
+    load: Callable[[], Any],
+    plugins: list[Plugin],
+    components: list[Registered],
+) -> None:
+    """Load one plugin; whatever goes wrong in it becomes its record."""
+    try:
+        offered = _offered(manager, plugin, load())
+    except _Refused as refusal:
+        plugins.append(replace(plugin, status="broken", reason=str(refusal)))
+    except (Exception, SystemExit) as error:
+        plugins.append(replace(plugin, status="broken", reason=reason_of(error)))
+    else:
+        plugins.append(plugin)
+        components += [Registered(one, plugin.distribution, plugin.version, plugin) for one in offered]
+
+
+class _Refused(Exception):
+    """The plugin loads, but does not keep to the contract."""
+
+
+def _offered(manager: pluggy.PluginManager, plugin: Plugin, loaded: Any) -> list[Component]:
+    api = getattr(loaded, "BLT_API", API_VERSION)
+    if api != API_VERSION:
+        raise _Refused(f"it is written for plugin API {api}, and this bltoolbox offers API {API_VERSION}")
+    if manager.is_registered(loaded):
+        raise _Refused(f"its module {plugin.module} is already loaded through another entry point")
+    manager.register(loaded, name=f"{plugin.distribution}/{plugin.name}")
+    hooks = [hook for hook in manager.hook.blt_components.get_hookimpls() if hook.plugin is loaded]
+    if not hooks:
+        raise _Refused(f"{plugin.module} defines no blt_components() marked with @hookimpl")
+    result = hooks[0].function()
+    if isinstance(result, Component | str) or not isinstance(result, Iterable):
+        raise _Refused(f"blt_components() must return a list of Component, not {_a(result)}")
+    offered = list(result)
+    for one in offered:
+        _check(one)
+    return offered
+
+
+def _check(one: Any) -> None:
+    if not isinstance(one, Component):
+        raise _Refused(f"blt_components() must return a list of Component, but an item is {_a(one)}")
+    for field in ("kind", "name", "target", "summary"):
+        if not isinstance(getattr(one, field), str):
+            raise _Refused(f"the {field} of a Component must be text, not {getattr(one, field)!r}")
+    if one.kind not in KINDS:
+        raise _Refused(f"{one.kind!r} is not a kind of component{did_you_mean(one.kind, KINDS)}")
+    if not NAME.fullmatch(one.name):
+        raise _Refused(f"the component name {one.name!r} is not of the form 'my-name'")
+    if not TARGET.fullmatch(one.target):
+        raise _Refused(f"the target {one.target!r} of {one.name!r} is not of the form 'package.module:Class'")
+
+
+def _a(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _module_name(path: Path) -> str:
+    """The same for a file in every process, and different for two files of the same name."""
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    stem = re.sub(r"\W", "_", path.stem)
+    return f"blt_file_{stem}_{digest}"
+
+
+def _import_file(path: Path, name: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        # Compiled here rather than by the loader, which would leave a __pycache__ beside the user's file.
+        exec(loader.source_to_code(path.read_bytes(), str(path)), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _role(kind: str) -> type[Any]:
+    from bltoolbox.bilevel import roles as interfaces
+
+    roles = (cls for cls in vars(interfaces).values() if inspect.isclass(cls))
+    return next(cls for cls in roles if vars(cls).get("kind") == kind)

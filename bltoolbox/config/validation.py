@@ -1,0 +1,314 @@
+"""Plain data against signatures: every problem is collected, in our own words, with the path where it stands.
+
+Numbers are read generously and exactly: a float may be written as a whole number or as a fraction (``25/255``), a whole
+number as ``1e5``; a boolean is never a number, and NaN and infinity are refused unless the annotation is ``IsNotNan``.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path, PureWindowsPath
+from typing import TYPE_CHECKING, Any
+
+from bltoolbox.config.registry import did_you_mean
+from bltoolbox.config.signatures import Parameter, Type, shown
+from bltoolbox.errors import MissingError
+from bltoolbox.runs.layout import is_component, is_reserved
+
+if TYPE_CHECKING:
+    from bltoolbox.config.registry import Registry
+
+Where = tuple[str | int, ...]
+
+FRACTION = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*/\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*")
+MAX_DEPTH = 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """A component as a recipe names it: its kind, its name and its options, complete with defaults.
+
+    An option that is itself a component is a Block.
+    """
+
+    kind: str
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name} | {key: plain(value) for key, value in self.options.items()}
+
+    def build(self, registry: Registry) -> Any:
+        """Import the class and make the component, and those nested in it."""
+        from bltoolbox.config.describe import construct
+
+        def part(block: Block) -> Any:
+            try:
+                return block.build(registry)
+            except ValueError as error:
+                raise ValueError(f"{block.name}: {error}") from error
+
+        cls = registry.get(self.kind, self.name).load()
+        return construct(cls, self.options, part)
+
+
+@dataclass(frozen=True)
+class Issue:
+    """Something wrong at ``where``; on its key rather than its value if ``at_key``.
+
+    ``missing`` says that nothing is wrong with the recipe: a component it rightly names cannot be used here.
+    """
+
+    where: Where
+    message: str
+    at_key: bool = False
+    missing: bool = False
+
+
+def plain(value: Any) -> Any:
+    """A validated value as JSON and YAML hold it."""
+    if isinstance(value, Block):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {known.name: plain(getattr(value, known.name)) for known in dataclass_fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def dotted(where: Where) -> str:
+    """``sampler.size``, ``data.names[0]``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where)
+    return text.removeprefix(".")
+
+
+class Checker:
+    """Checks values and gathers ``issues``; what it returns means something only when there are none.
+
+    Without a registry nested components are left as they are.
+    """
+
+    def __init__(self, registry: Registry | None = None, *, confined: bool = False) -> None:
+        self.registry = registry
+        #: Whether paths are those of a logger, which writes: they stay in the run directory.
+        self.confined = confined
+        self.issues: list[Issue] = []
+
+    def parameters(
+        self, known: Sequence[Parameter], given: Mapping[str, Any], where: Where, owner: str
+    ) -> dict[str, Any]:
+        """All parameters in their order, defaults filled in."""
+        names = [parameter.name for parameter in known]
+        for key in given:
+            if key not in names:
+                hint = did_you_mean(str(key), names)
+                if not hint:
+                    hint = f" (it has {', '.join(names)})" if names else " (it has none)"
+                noun = "parameter" if where else "key"
+                self._issue((*where, str(key)), f"{owner} has no {noun} {str(key)!r}{hint}", at_key=True)
+        return {parameter.name: self._parameter(parameter, given, where) for parameter in known}
+
+    def value(self, type: Type, value: Any, where: Where) -> Any:
+        """``value`` as Python code wants it."""
+        if len(where) > MAX_DEPTH:
+            return self._issue(where, f"nested more than {MAX_DEPTH} levels deep")
+        return getattr(self, f"_{type.name}")(type, value, where)
+
+    def _parameter(self, parameter: Parameter, given: Mapping[str, Any], where: Where) -> Any:
+        here = (*where, parameter.name)
+        if parameter.name not in given:
+            if parameter.required:
+                return self._issue(here, f"missing; expected {parameter.type.expected()}")
+            return self.value(parameter.type, parameter.default, here)
+        value = given[parameter.name]
+        default = parameter.default
+        # Options alone, as in `sampler: {size: 8}` or the override `sampler.size=8`, mean the default component.
+        if (
+            isinstance(value, Mapping)
+            and "name" not in value
+            and isinstance(default, Mapping)
+            and "name" in default
+        ):
+            value = {"name": default["name"], **value}
+        return self.value(parameter.type, value, here)
+
+    def _issue(self, where: Where, message: str, *, at_key: bool = False, missing: bool = False) -> None:
+        prefix = f"{dotted(where)}: " if where else ""
+        self.issues.append(Issue(where, prefix + message, at_key, missing))
+
+    def _expected(self, type: Type, value: Any, where: Where, hint: str = "") -> None:
+        self._issue(where, f"expected {type.expected()}, got {shown(value)}{hint}")
+
+    def _bool(self, type: Type, value: Any, where: Where) -> Any:
+        return value if isinstance(value, bool) else self._expected(type, value, where)
+
+    def _null(self, type: Type, value: Any, where: Where) -> Any:
+        return None if value is None else self._expected(type, value, where)
+
+    def _int(self, type: Type, value: Any, where: Where) -> Any:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not _within(type, value):
+            return self._expected(type, value, where)
+        return int(value)
+
+    def _float(self, type: Type, value: Any, where: Where) -> Any:
+        result = _to_float(value)
+        if result is None:
+            return self._expected(type, value, where)
+        if math.isnan(result) or (math.isinf(result) and not type.bounds.get("infinite")):
+            return self._issue(where, f"expected {type.expected()}, and a finite one, got {shown(value)}")
+        return result if _within(type, result) else self._expected(type, value, where)
+
+    def _str(self, type: Type, value: Any, where: Where) -> Any:
+        if isinstance(value, str) and _long_enough(type, value):
+            return value
+        quotable = isinstance(value, bool | int | float)
+        return self._expected(type, value, where, " (in quotes it would be text)" if quotable else "")
+
+    def _path(self, type: Type, value: Any, where: Where) -> Any:
+        if not isinstance(value, str | Path) or not str(value) or not _long_enough(type, str(value)):
+            return self._expected(type, value, where)
+        path = Path(value)
+        if self.confined and (trouble := leaves(path)):
+            hint = "name a file or folder of the logger's own in the run directory"
+            return self._issue(where, f"{shown(str(value))} {trouble}; {hint}")
+        return path
+
+    def _choice(self, type: Type, value: Any, where: Where) -> Any:
+        for choice in type.choices:
+            # 1 and true are equal in Python, and different words in a recipe.
+            if choice == value and isinstance(choice, bool) == isinstance(value, bool):
+                return choice
+        texts = [choice for choice in type.choices if isinstance(choice, str)]
+        hint = did_you_mean(value, texts) if isinstance(value, str) and len(type.choices) > 1 else ""
+        return self._expected(type, value, where, hint)
+
+    def _union(self, type: Type, value: Any, where: Where) -> Any:
+        for option in sorted(type.items, key=lambda option: not _exact(option, value)):
+            trial = Checker(self.registry, confined=self.confined)
+            result = trial.value(option, value, where)
+            if not trial.issues:
+                return result
+        meant = [option for option in type.items if _shaped(option, value)]
+        if len(meant) == 1:  # say what is wrong inside rather than that it is wrong
+            return self.value(meant[0], value, where)
+        return self._expected(type, value, where)
+
+    def _list(self, type: Type, value: Any, where: Where) -> Any:
+        if not isinstance(value, list | tuple) or not _long_enough(type, value):
+            return self._expected(type, value, where)
+        return [self.value(type.items[0], item, (*where, index)) for index, item in enumerate(value)]
+
+    def _tuple(self, type: Type, value: Any, where: Where) -> Any:
+        result = self._list(type, value, where)
+        return None if result is None else tuple(result)
+
+    def _fixed(self, type: Type, value: Any, where: Where) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != len(type.items):
+            return self._expected(type, value, where)
+        pairs = enumerate(zip(type.items, value, strict=True))
+        return tuple(self.value(option, item, (*where, index)) for index, (option, item) in pairs)
+
+    def _settings(self, type: Type, value: Any, where: Where) -> Any:
+        if is_dataclass(value):
+            value = plain(value)
+        if not isinstance(value, Mapping):
+            return self._expected(type, value, where)
+        return self.parameters(type.parameters, value, where, dotted(where))
+
+    def _component(self, type: Type, value: Any, where: Where) -> Any:
+        kind = type.role
+        if self.registry is None:
+            named = isinstance(value, str | Block) or (isinstance(value, Mapping) and "name" in value)
+            return value if named else self._expected(type, value, where)
+        if isinstance(value, Block):
+            value = value.to_dict()
+        given = {"name": value} if isinstance(value, str) else value
+        if not isinstance(given, Mapping):
+            return self._expected(type, value, where)
+        if "name" not in given:
+            return self._issue(where, f"has no name; write {{name: …}} (blt list {kind})")
+        name = given["name"]
+        if not isinstance(name, str):
+            return self._issue(
+                (*where, "name"), f"expected the name of a {kind}, got {shown(name)} (blt list {kind})"
+            )
+        try:
+            registered = self.registry.get(kind, name)
+        except MissingError as error:
+            return self.issues.append(Issue((*where, "name"), f"{dotted(where)}: {error}"))
+        try:
+            signature = registered.signature()
+        except MissingError as error:
+            return self.issues.append(Issue((*where, "name"), f"{dotted(where)}: {error}", missing=True))
+        options = {key: item for key, item in given.items() if key != "name"}
+        inner = Checker(self.registry, confined=self.confined or kind == "logger")
+        values = inner.parameters(signature.parameters, options, where, f"{kind} {name!r}")
+        self.issues += inner.issues
+        return Block(kind, name, values)
+
+
+def leaves(path: Path) -> str:
+    """Why a path is not that of a file of its own in the run directory; nothing if it is."""
+    windows = PureWindowsPath(path)
+    if path.is_absolute() or windows.drive or windows.root or str(path).startswith("~"):
+        return "is not relative to the run directory"
+    if ".." in windows.parts or not path.parts:
+        return "leads out of the run directory"
+    if not all(map(is_component, path.parts)):
+        return "has a part that cannot be the name of a file"
+    return "is a name that the run itself uses" if is_reserved(path) else ""
+
+
+def _to_float(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, numbers.Real):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if isinstance(value, str) and (match := FRACTION.fullmatch(value)):
+        try:
+            return float(match[1]) / float(match[2])
+        except (ValueError, ZeroDivisionError):
+            return None
+    return None
+
+
+def _within(type: Type, value: Any) -> bool:
+    bounds = type.bounds
+    return (
+        ("gt" not in bounds or value > bounds["gt"])
+        and ("ge" not in bounds or value >= bounds["ge"])
+        and ("lt" not in bounds or value < bounds["lt"])
+        and ("le" not in bounds or value <= bounds["le"])
+        and ("multiple_of" not in bounds or value % bounds["multiple_of"] == 0)
+    )
+
+
+def _long_enough(type: Type, value: Sequence[Any]) -> bool:
+    return type.bounds.get("min_len", 0) <= len(value) <= type.bounds.get("max_len", math.inf)
+
+
+def _exact(type: Type, value: Any) -> bool:
+    """Whether the value is of this very type, so that ``int | float`` keeps 1 an int."""
+    kinds = {"bool": bool, "int": int, "float": float, "str": str, "path": Path}
+    return type.name in ("choice", "null") or kinds.get(type.name) is value.__class__
+
+
+def _shaped(type: Type, value: Any) -> bool:
+    """Whether the value has the outline of this type: then it was meant."""
+    if isinstance(value, Mapping):
+        return type.name in ("settings", "component")
+    if isinstance(value, str):
+        return type.name == "component"
+    return isinstance(value, list | tuple) and type.name in ("list", "tuple", "fixed")

@@ -1,0 +1,318 @@
+"""Several runs side by side, without torch: groups of seeds, what tells them apart, when they were how good.
+
+Runs whose resolved recipes differ only in ``seed``, or in how long a run goes on and how often it is checked, are one
+group. Its curves are brought to a common axis, on which they have a mean and a range.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bltoolbox.runs.history import IMAGES, Images, RunHistory
+from bltoolbox.runs.settings import IRRELEVANT, labels, shown
+
+Axis = Literal["computations", "seconds"]
+#: Points (x, y) in the order of x.
+Curve = list[tuple[float, float]]
+
+#: Points of a mean curve.
+_POINTS = 200
+#: The running mean of the loss spans this share of a run, unless told otherwise.
+_SHARE = 0.05
+#: Sections of a recipe that decide how long a run is followed, not where it goes.
+_FOLLOWED = ("budget", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Band:
+    """The mean of several curves and the range they fill, at common places."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seed."""
+
+    label: str
+    runs: list[RunHistory]
+
+    @property
+    def title(self) -> str:
+        """The label, and how many runs stand behind it."""
+        return f"{self.label} ({len(self.runs)} runs)" if len(self.runs) > 1 else self.label
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, the images whose PSNR is compared, the levels, and what could not be compared."""
+
+    groups: list[Group]
+    images: Images
+    levels: list[float]
+    smooth: int | None
+    notes: list[str]
+
+    @property
+    def runs(self) -> list[RunHistory]:
+        return [run for group in self.groups for run in group.runs]
+
+    @property
+    def psnr_name(self) -> str:
+        return f"{IMAGES[self.images]} PSNR"
+
+    def losses(self, run: RunHistory, axis: Axis, smoothed: bool = True) -> Curve:
+        """Loss of each step, as it is or as its running mean, against cost or time."""
+        records = [one for one in run.steps if one.loss is not None]
+        values = [one.loss for one in records if one.loss is not None]
+        if smoothed:
+            values = running_mean(values, span(len(values), self.smooth))
+        return _curve((getattr(one, axis), value) for one, value in zip(records, values, strict=True))
+
+    def psnrs(self, run: RunHistory, axis: Axis) -> Curve:
+        """PSNR at each check, against cost or time; until its first step a run is as good as at its start."""
+        checks = run.psnrs(self.images)
+        points = [(getattr(check, axis), psnr) for check, psnr in checks]
+        if checks and checks[0][0].step == 0 and run.steps:
+            end = getattr(run.steps[0], axis)
+            points.append((None if end is None else end * (1 - 1e-9), checks[0][1]))
+        return _curve(points)
+
+    def final_loss(self, run: RunHistory) -> float | None:
+        curve = self.losses(run, "computations")
+        return curve[-1][1] if curve else None
+
+
+def compare(
+    runs: Sequence[RunHistory], levels: Sequence[float] = (), smooth: int | None = None
+) -> Comparison:
+    """Group runs and choose what to compare; ``levels`` are PSNRs in dB, found from the runs if none are given."""
+    notes = [f"{run.path}: {note}" for run in runs for note in run.notes]
+    notes += [
+        f"{run.path}: the run is not finished ({run.status}); what there is of it is used"
+        for run in runs
+        if not run.finished
+    ]
+    images = _images(runs)
+    for run in runs:
+        if not run.has(images) and any(other.has(images) for other in runs):
+            notes.append(f"{run.path}: no check has a {IMAGES[images]} PSNR, so it has no PSNR curve")
+    return Comparison(_groups(runs), images, sorted(levels) or default_levels(runs, images), smooth, notes)
+
+
+def _images(runs: Sequence[RunHistory]) -> Images:
+    """The test images if all runs with checks looked at them, else the held-out ones if all did, else what is there."""
+    checked = [run for run in runs if run.has("evaluation") or run.has("validation")]
+    kinds: tuple[Images, ...] = ("evaluation", "validation")
+    for images in kinds:
+        if checked and all(run.has(images) for run in checked):
+            return images
+    return "evaluation" if any(run.has("evaluation") for run in checked) else "validation"
+
+
+def _groups(runs: Sequence[RunHistory]) -> list[Group]:
+    found: dict[str, list[RunHistory]] = {}
+    for run in runs:
+        rest = _essence(run.recipe)
+        # A recipe that cannot be read is like no other.
+        found.setdefault(json.dumps(rest, sort_keys=True) if rest else str(run.path), []).append(run)
+    members = [sorted(group, key=lambda run: (str(type(run.seed)), run.seed)) for group in found.values()]
+    known = [_essence(group[0].recipe) for group in members]
+    names = labels([recipe for recipe in known if recipe])
+    found_names = iter(names)
+    return [
+        Group((next(found_names) if recipe else "") or _plain_name(group), group)
+        for recipe, group in zip(known, members, strict=True)
+    ]
+
+
+def _essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without its seed, and without what decides only how far and how closely a run is followed."""
+    rest = {key: value for key, value in recipe.items() if key not in ("seed", *_FOLLOWED, *IRRELEVANT)}
+    if isinstance(checks := rest.get("validation"), Mapping):
+        rest["validation"] = {
+            key: value for key, value in checks.items() if key not in ("checks", "evaluation")
+        }
+    return rest
+
+
+def _plain_name(group: Sequence[RunHistory]) -> str:
+    """Where no setting tells groups apart: the seeds of a group, or the names of its directories."""
+    seeds = list(dict.fromkeys(shown(run.seed) for run in group))
+    if len(seeds) > 1:
+        return f"seed={', '.join(seeds)}"
+    return ", ".join(dict.fromkeys(run.path.resolve().name for run in group))
+
+
+def default_levels(runs: Sequence[RunHistory], images: Images, count: int = 3) -> list[float]:
+    """Round levels between where the runs start and the best that one of them reaches."""
+    starts = [found[0][1] for run in runs if (found := run.psnrs(images))]
+    bests = [best for run in runs if (best := run.best_psnr(images)) is not None]
+    if not bests or max(bests) <= max(starts):
+        return []
+    low, high = max(starts), max(bests)
+    for exponent in range(2, -4, -1):
+        for factor in (5, 2, 1):
+            unit = factor * 10.0**exponent
+            first, last = math.floor(low / unit) + 1, math.floor(high / unit)
+            if last - first + 1 >= count:
+                return [round(k * unit, 6) for k in range(first, last + 1)][-count:]
+    return []
+
+
+def span(count: int, smooth: int | None) -> int:
+    """How many steps the running mean takes together."""
+    return max(1, round(_SHARE * count)) if smooth is None else max(1, smooth)
+
+
+def running_mean(values: Sequence[float], width: int) -> list[float]:
+    """Mean over about ``width`` neighbours, fewer at the start, so that the fall there is neither shifted nor cut."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    found = []
+    for i in range(len(values)):
+        before = min(width // 2, i)
+        behind = min(before, len(values) - 1 - i)
+        found.append((sums[i + behind + 1] - sums[i - before]) / (before + behind + 1))
+    return found
+
+
+def band(curves: Sequence[Curve], log: bool = False) -> Band | None:
+    """Mean and range of curves where all of them are known; None where they have nothing in common."""
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return None
+    if len(curves) == 1:
+        x, y = [point[0] for point in curves[0]], [point[1] for point in curves[0]]
+        return Band(x, y, y, y)
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    if first >= last:
+        return None
+    log = log and first > 0
+    x = _spaced(first, last, log)
+    rows = [[_at(curve, place, log) for curve in curves] for place in x]
+    return Band(
+        x, [sum(row) / len(row) for row in rows], [min(row) for row in rows], [max(row) for row in rows]
+    )
+
+
+def _spaced(first: float, last: float, log: bool) -> list[float]:
+    shares = [k / (_POINTS - 1) for k in range(_POINTS)]
+    if log:
+        return [first, *(first * (last / first) ** share for share in shares[1:-1]), last]
+    return [first, *(first + (last - first) * share for share in shares[1:-1]), last]
+
+
+def _at(curve: Curve, x: float, log: bool) -> float:
+    """A curve between its points, which a straight line joins as it is drawn."""
+    right = bisect_right(curve, (x, math.inf))
+    if right == 0 or right == len(curve):
+        return curve[right and -1][1]
+    (x0, y0), (x1, y1) = curve[right - 1], curve[right]
+    share = math.log(x / x0) / math.log(x1 / x0) if log else (x - x0) / (x1 - x0)
+    return y0 + (y1 - y0) * share
+
+
+def _curve(points: Iterable[tuple[float | None, float]]) -> Curve:
+    """The points whose place is known; of several at one place the last."""
+    known = {x: y for x, y in points if x is not None}
+    return sorted(known.items())
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over the runs of a group: its mean and range, and how many runs have it."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread(sum(known) / len(known), min(known), max(known), len(known)) if known else None
+
+
+def over(group: Group, figure: Callable[[RunHistory], float | None]) -> Spread | None:
+    """A figure over all runs of a group."""
+    return spread(map(figure, group.runs))
+
+
+def to_reach(comparison: Comparison, level: float, axis: Axis) -> Callable[[RunHistory], float | None]:
+    """What a run needs until its first check at a level."""
+
+    def figure(run: RunHistory) -> float | None:
+        check = run.reached(level, comparison.images)
+        return None if check is None else getattr(check, axis)
+
+    return figure
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Everything, curves included, for ``--json``."""
+    return {
+        "psnr": IMAGES[comparison.images],
+        "levels": comparison.levels,
+        "notes": comparison.notes,
+        "groups": [_group_facts(comparison, group) for group in comparison.groups],
+    }
+
+
+def _group_facts(comparison: Comparison, group: Group) -> dict[str, Any]:
+    runs = [_run_facts(comparison, run) for run in group.runs]
+    names = ("best_psnr", "psnr_test", "final_loss", "computations", "seconds")
+    facts: dict[str, Any] = {"label": group.label}
+    facts |= {name: _facts(spread(run[name] for run in runs)) for name in names}
+    facts["levels"] = [
+        {"psnr": level} | {axis: _facts(over(group, to_reach(comparison, level, axis))) for axis in _AXES}
+        for level in comparison.levels
+    ]
+    return facts | {"runs": runs}
+
+
+_AXES: tuple[Axis, ...] = ("computations", "seconds")
+
+
+def _facts(found: Spread | None) -> dict[str, Any] | None:
+    return None if found is None else dict(vars(found))
+
+
+def _run_facts(comparison: Comparison, run: RunHistory) -> dict[str, Any]:
+    reached = [(level, run.reached(level, comparison.images)) for level in comparison.levels]
+    smooth = comparison.losses(run, "computations")
+    return {
+        "run_dir": str(run.path),
+        "seed": run.seed,
+        "status": run.status,
+        "finished": run.finished,
+        "steps": run.step_count,
+        "computations": run.computations,
+        "seconds": run.seconds,
+        "best_psnr": run.best_psnr(comparison.images),
+        "psnr_test": run.test_psnr,
+        "final_loss": comparison.final_loss(run),
+        "levels": [
+            {
+                "psnr": level,
+                "step": check and check.step,
+                "computations": check and check.computations,
+                "seconds": check and check.seconds,
+            }
+            for level, check in reached
+        ],
+        "curves": {
+            "loss": [dict(vars(one)) for one in run.steps],
+            "smoothed_loss": {"computations": [x for x, _ in smooth], "loss": [y for _, y in smooth]},
+            "checks": [dict(vars(one)) for one in run.checks],
+        },
+    }

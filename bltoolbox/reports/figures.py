@@ -1,0 +1,150 @@
+"""Pictures of a run: restored images, convergence, learned filters."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import split
+from bltoolbox.runs.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from bltoolbox.training.listeners import RunResult
+
+_INK, _ACCENT, _SECOND = "#1f2933", "#2563eb", "#d9480f"
+
+
+def draw(result: RunResult, folder: Path) -> list[Path]:
+    """Everything there is to draw, as PNG files in ``folder``."""
+    figures = {"restored.png": restored(result), "curves.png": curves(result), "filters.png": filters(result)}
+    written = []
+    for name, figure in figures.items():
+        if figure is not None:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", dpi=130, facecolor="white")
+            write_bytes(folder / name, buffer.getvalue(), within=folder.parent)
+            written.append(folder / name)
+    return written
+
+
+def restored(result: RunResult) -> Figure | None:
+    """Clean, measured, (baseline) and restored, one evaluation image a row."""
+    evaluation, baseline = result.evaluation, result.baseline
+    if evaluation is None or not evaluation.images:
+        return None
+    titles = (
+        ["clean", "measured"]
+        + ([result.model.recipe.baseline.name] if baseline and result.model.recipe.baseline else [])
+        + ["restored"]
+    )
+    rows, columns = len(evaluation.images), len(titles)
+    figure = _figure(2.6 * columns, 2.72 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for i, image in enumerate(evaluation.images):
+        pictures = [(image.x_true, None), (image.start, evaluation.before[i])]
+        if baseline:
+            pictures.append((baseline.images[i].x, baseline.after[i]))
+        pictures.append((image.x, evaluation.after[i]))
+        for j, (picture, value) in enumerate(pictures):
+            _show(axes[i, j], picture)
+            label = titles[j] if value is None else f"{titles[j]}  {value:.2f} dB"
+            axes[i, j].set_title(label if j else f"{evaluation.labels[i]}, clean", fontsize=9, color=_INK)
+    return figure
+
+
+def curves(result: RunResult) -> Figure | None:
+    """Loss of each batch and PSNR of the checks against computations."""
+    history = [record for record in result.history if record["loss"] is not None]
+    if not history:
+        return None
+    figure = _figure(9, 3.4)
+    left, right = figure.subplots(1, 2)
+    cost = [record["computations"] for record in history]
+    loss = [record["loss"] for record in history]
+    left.plot(cost, loss, color=_ACCENT, alpha=0.35, linewidth=0.8, label="a step")
+    left.plot(cost, _smooth(loss), color=_ACCENT, linewidth=1.6, label="running mean")
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("{x:g}")
+    left.set_title("training loss  mean ‖x − x*‖²", fontsize=10)
+    left.legend(frameon=False, fontsize=8)
+    for name, label, color in (
+        ("validation_psnr", "validation", _SECOND),
+        ("evaluation_psnr", "test", _ACCENT),
+    ):
+        checks = [(record["computations"], record[name]) for record in history if name in record]
+        if checks:
+            places, psnrs = zip(*checks, strict=True)
+            right.plot(places, psnrs, color=color, marker="o", markersize=3, label=label)
+    right.set_title("PSNR in dB", fontsize=10)
+    if right.lines:
+        right.legend(frameon=False, fontsize=8)
+    for axes in (left, right):
+        axes.set_xlabel("computations", fontsize=9)
+        axes.tick_params(labelsize=8, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 3))
+    return figure
+
+
+def filters(result: RunResult) -> Figure | None:
+    """What the regularizer wants to show of θ, e.g. its filters, most important first."""
+    regularizer = result.model.problem.regularizer
+    pictures = regularizer.pictures(split(result.theta, "regularizer"))
+    if pictures is None:
+        return None
+    columns = min(len(pictures), 10)
+    rows = -(-len(pictures) // columns)
+    figure = _figure(0.95 * columns, 0.95 * rows + 0.4)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for cell in axes.flat:
+        cell.axis("off")
+    for cell, kernel in zip(axes.flat, pictures.detach().cpu(), strict=False):
+        _show(cell, 0.5 + 0.5 * kernel / kernel.abs().max().clamp_min(1e-12))
+    figure.suptitle("learned filters, most important first", fontsize=10, color=_INK)
+    return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = _shown_figure()(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@cache
+def _shown_figure() -> type[Figure]:
+    """A figure that a notebook shows by itself, whatever backend it has."""
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=110, facecolor="white")
+            return buffer.getvalue()
+
+    return ShownFigure
+
+
+def _show(axes: Any, picture: Tensor) -> None:
+    image = picture.float().clamp(0, 1).permute(1, 2, 0).numpy()
+    axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.axis("off")
+
+
+def _smooth(values: list[float], share: float = 0.05) -> list[float]:
+    """Exponential running mean over a share of the run."""
+    rate = 1 / max(1.0, share * len(values))
+    smooth, mean = [], values[0]
+    for value in values:
+        mean += rate * (value - mean)
+        smooth.append(mean)
+    return smooth

@@ -1,0 +1,78 @@
+"""``report.html``: one page about one run or several, that needs nothing but a browser and never asks the network.
+
+``curves.py`` and ``facts.py`` read run directories without torch, ``pictures.py`` has images and filters, ``html.py``
+puts the page together from the files in ``page/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bltoolbox.errors import BltError, UsageError
+from bltoolbox.runs.files import write_text
+from bltoolbox.runs.history import RunHistory, expand
+from bltoolbox.runs.output_names import refuse_unusable_name
+
+if TYPE_CHECKING:
+    from bltoolbox.config.registry import Registry
+    from bltoolbox.training.listeners import RunResult
+
+REPORT_FILE = "report.html"
+#: Evaluation images of each run on a page, and runs beyond which there are none.
+IMAGES = 4
+_MAX_RUNS = 24
+
+
+def write_report(
+    directories: Sequence[Path],
+    out: Path,
+    *,
+    force: bool = False,
+    images: int = IMAGES,
+    registry: Registry | None = None,
+) -> list[str]:
+    """Write the page about some runs or sweeps to ``out``; what its readers should know, a sentence each."""
+    from bltoolbox.reports.html.facts import gather
+    from bltoolbox.reports.html.page import build_page
+    from bltoolbox.reports.html.pictures import Pictures, collect
+
+    refuse_unusable_name(out)
+    if out.exists() and not force:
+        raise UsageError(f"{out} exists; choose another file with -o or add --force")
+    paths, missing = expand(directories)
+    if not paths:
+        raise UsageError("there is nothing to report: none of the runs has been started")
+    runs = gather([RunHistory.read(path) for path in paths])
+    if len(runs) > _MAX_RUNS:
+        missing.append(f"images and filters are shown for up to {_MAX_RUNS} runs, and these are {len(runs)}")
+        pictures = [Pictures() for _ in runs]
+    else:
+        pictures = [collect(one.run, images, registry) for one in runs]
+    _save(out, build_page(runs, pictures, missing))
+    several = len(runs) > 1
+    notes = [
+        f"{one.label}: {note}" if several else note
+        for one, seen in zip(runs, pictures, strict=True)
+        for note in [*one.notes(), *seen.notes]
+    ]
+    return [*missing, *notes]
+
+
+def report_result(path: Path, result: RunResult) -> None:
+    """The page of a run that has just finished, from what it has in its hands: nothing is computed for it."""
+    from bltoolbox.reports.html.facts import gather
+    from bltoolbox.reports.html.page import build_page
+    from bltoolbox.reports.html.pictures import collect, keep_scenes
+
+    keep_scenes(result, path)
+    runs = gather([RunHistory.read(path)])
+    _save(path / REPORT_FILE, build_page(runs, [collect(runs[0].run, IMAGES, model=result.model)], []))
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise BltError(f"cannot write {path}: {error.strerror or error}") from error

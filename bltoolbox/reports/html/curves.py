@@ -1,0 +1,197 @@
+"""The curves of a run for the report: every figure of every step, in the few numbers that a plot can show. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bltoolbox.runs.history import RunHistory, read_lines
+
+#: Most points of a curve; a longer run is thinned out evenly.
+POINTS = 2000
+#: What a step may be placed at.
+PLACES = ("computations", "seconds", "step")
+
+Record = Mapping[str, Any]
+Column = list[float | None]
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure: its key, what people call it, how it is found in a step, and how it is drawn."""
+
+    key: str
+    label: str
+    find: Callable[[Record, Record], float | None]
+    #: From the checks instead of the steps.
+    checked: bool = False
+    #: A faint line with its running mean on top.
+    noisy: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines that share an axis; ``log`` says where a logarithmic one helps most."""
+
+    key: str
+    title: str
+    unit: str
+    log: bool
+    lines: tuple[Line, ...]
+
+
+def _of(name: str) -> Callable[[Record, Record], float | None]:
+    return lambda now, before: number(now.get(name))
+
+
+def _added(name: str) -> Callable[[Record, Record], float | None]:
+    """What a step added to a sum over samples, for each sample of its batch."""
+
+    def find(now: Record, before: Record) -> float | None:
+        total, size = number(now.get(name)), number(now.get("batch"))
+        return (total - (number(before.get(name)) or 0.0)) / size if total is not None and size else None
+
+    return find
+
+
+CHARTS = (
+    Chart("loss", "Training loss", "", True, (Line("loss", "loss of a step", _of("loss"), noisy=True),)),
+    Chart(
+        "psnr",
+        "PSNR",
+        "dB",
+        False,
+        (
+            Line("test", "test images", _of("evaluation_psnr"), checked=True),
+            Line("validation", "validation images", _of("validation_psnr"), checked=True),
+        ),
+    ),
+    Chart(
+        "iterations",
+        "Iterations per sample and step",
+        "",
+        False,
+        (
+            Line("lower", "lower level", _added("lower_iterations")),
+            Line("linear", "linear system", _added("linear_iterations")),
+        ),
+    ),
+    Chart(
+        "tolerances",
+        "Tolerances",
+        "",
+        True,
+        (Line("tol", "lower level", _of("tol")), Line("adjoint_tol", "linear system", _of("adjoint_tol"))),
+    ),
+    Chart(
+        "distances",
+        "Distance to the lower-level minimiser",
+        "",
+        True,
+        (
+            Line("distance_mean", "mean over samples", _of("distance_mean")),
+            Line("distance_max", "largest", _of("distance_max")),
+        ),
+    ),
+    Chart(
+        "bounds",
+        "Error bound of the hypergradient",
+        "",
+        True,
+        (
+            Line("bound", "of the mean gradient", _of("bound")),
+            Line("bound_mean", "mean over samples", _of("bound_mean")),
+            Line("bound_max", "largest", _of("bound_max")),
+        ),
+    ),
+    Chart("steps", "Step size", "", True, (Line("step_size", "step size", _of("step_size")),)),
+    Chart(
+        "gradients",
+        "Norm of the hypergradient",
+        "",
+        True,
+        (Line("gradient_norm", "norm", _of("gradient_norm")),),
+    ),
+)
+
+
+def charts() -> list[dict[str, Any]]:
+    """What there is to plot, for the page."""
+    return [
+        {
+            "key": chart.key,
+            "title": chart.title,
+            "unit": chart.unit,
+            "log": chart.log,
+            "lines": [
+                {"key": line.key, "label": line.label, "noisy": line.noisy, "checked": line.checked}
+                for line in chart.lines
+            ],
+        }
+        for chart in CHARTS
+    ]
+
+
+def curves(run: RunHistory) -> dict[str, Any]:
+    """Each line of each chart as columns over the steps, or over the checks."""
+    seconds = {one.step: one.seconds for one in run.steps} | {0: 0.0}
+    metrics = {
+        line["step"]: line
+        for line in read_lines(run.path / "metrics.jsonl", [])
+        if isinstance(line.get("step"), int)
+    }
+    records: list[Record] = [metrics[step] for step in sorted(metrics)]
+    befores: list[Record] = [{}, *records][: len(records)]
+    steps = _thinned(list(zip(records, befores, strict=True)))
+    checks: list[Record] = [
+        {
+            "step": one.step,
+            "computations": one.computations,
+            "seconds": one.seconds,
+            "evaluation_psnr": one.evaluation_psnr,
+            "validation_psnr": one.validation_psnr,
+        }
+        for one in run.checks
+    ]
+    placed = [({**now, "seconds": seconds.get(now["step"])}, before) for now, before in steps]
+    lines = [line for chart in CHARTS for line in chart.lines]
+    return {
+        "steps": _columns(placed, [line for line in lines if not line.checked]),
+        "checks": _columns([(one, {}) for one in checks], [line for line in lines if line.checked]),
+    }
+
+
+def _columns(rows: Sequence[tuple[Record, Record]], lines: Iterable[Line]) -> dict[str, Column]:
+    places: dict[str, Column] = {place: [number(now.get(place)) for now, _ in rows] for place in PLACES}
+    found: dict[str, Column] = {line.key: [line.find(now, before) for now, before in rows] for line in lines}
+    known = {key: column for key, column in found.items() if any(value is not None for value in column)}
+    return {key: [rounded(value) for value in column] for key, column in (places | known).items()}
+
+
+def _thinned(rows: Sequence[_Row]) -> list[_Row]:
+    """At most ``POINTS`` of them, the first and the last among them."""
+    if len(rows) <= POINTS:
+        return list(rows)
+    last = len(rows) - 1
+    return [rows[round(k * last / (POINTS - 1))] for k in range(POINTS)]
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def rounded(value: float | None) -> float | None:
+    """To seven digits, which no plot can tell from the value."""
+    if value is None:
+        return None
+    short = float(f"{value:.7g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short

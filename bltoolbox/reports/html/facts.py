@@ -1,0 +1,282 @@
+"""What the report says of a run in words and numbers: cards, the ladder of PSNRs, the ledger, the recipe. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bltoolbox.config.reading import RECIPE, FileRefused, Limit, read_bytes, read_end, read_json, read_start
+from bltoolbox.config.recipe import recipe_summary
+from bltoolbox.config.yaml_text import dump_inline
+from bltoolbox.reports.compare.comparison import running_mean, span
+from bltoolbox.reports.html.curves import number
+from bltoolbox.runs.history import RunHistory, read_tail
+from bltoolbox.runs.settings import differing, flatten, labels, shown
+
+#: The entries of the ledger, in the order of the page: what they are called, and what they count.
+LEDGER = {
+    "computations": ("Computations", "lower-level and linear iterations, summed over samples"),
+    "lower_iterations": ("Lower-level iterations", "of the solver for x̃, summed over samples"),
+    "linear_iterations": ("Linear iterations", "of the solver for the adjoint, summed over samples"),
+    "line_search": ("Line search", "the lower-level iterations that went into trial values"),
+    "slowest": ("Slowest sample", "iterations of the slowest sample of a chunk times its size"),
+    "power_iterations": ("Power iterations", "for error bounds"),
+    "gradients": ("Gradients", "of the lower level, whatever for"),
+    "hessian_products": ("Hessian products", "of the lower level"),
+    "linearisations": ("Linearisations", "of the lower level"),
+    "mixed_products": ("Mixed derivatives", "of the lower level in x and θ"),
+    "hypergradients": ("Hypergradients", "that the optimizer asked for"),
+    "values": ("Values", "that the optimizer asked for"),
+    "evaluation_iterations": (
+        "Evaluation",
+        "iterations for validation, evaluation and tuning the baseline; not part of the budget",
+    ),
+}
+
+#: The sections of a recipe that tell what was run.
+_SECTIONS = (
+    "data",
+    "evaluation",
+    "operator",
+    "noise",
+    "constraint",
+    "regularizer",
+    "baseline",
+    "lower_solver",
+    "hypergradient",
+    "sampler",
+    "upper_optimizer",
+    "budget",
+    "seed",
+    "device",
+)
+_TAIL = 12
+#: Bytes at the beginning and at the end of a log that are looked at.
+_LOG_ENDS = 2**16
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run and its name on the page."""
+
+    run: RunHistory
+    label: str
+    name: str
+    summary: str
+
+    @property
+    def status(self) -> str:
+        return self.run.status
+
+    @property
+    def state(self) -> str:
+        """One of finished, running, interrupted, failed and unknown, for the colour of the mark."""
+        if self.run.finished:
+            return "finished"
+        for word, state in (("running", "running"), ("failed", "failed"), ("unknown", "unknown")):
+            if self.status.startswith(word):
+                return state
+        return "interrupted"
+
+    def ledger(self) -> dict[str, float]:
+        """The ledger at the end of the run, or as far as it has come."""
+        last = _last_record(self.run)
+        found = {key: number(self.run.summary.get(key, last.get(key))) for key in LEDGER}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def psnrs(self) -> list[tuple[str, str, float]]:
+        """Key, name and PSNR of what is compared on the evaluation images, from the measured ones upwards."""
+        baseline = self.run.recipe.get("baseline")
+        called = baseline.get("name") if isinstance(baseline, Mapping) else baseline
+        names = {
+            "psnr_before": ("measured", "Measured"),
+            "psnr_initial": ("initial", "Initial θ"),
+            "psnr_baseline": ("baseline", f"Baseline {called}, tuned" if called else "Baseline"),
+            "psnr_after": ("learned", "Learned θ"),
+        }
+        found = [(*words, number(self.run.summary.get(key))) for key, words in names.items()]
+        known = [(key, name, value) for key, name, value in found if value is not None]
+        if not any(key == "learned" for key, _, _ in known):
+            checks = self.run.psnrs("evaluation")
+            if checks:
+                known.append(("learned", f"θ after step {checks[-1][0].step}", checks[-1][1]))
+        return known
+
+    def cards(self) -> list[tuple[str, str, str]]:
+        """Heading, figure and remark of each card."""
+        psnrs = {key: value for key, _, value in self.psnrs()}
+        cards: list[tuple[str, str, str]] = []
+        if "learned" in psnrs:
+            gain = (
+                f"{psnrs['learned'] - psnrs['measured']:+.2f} dB on measured" if "measured" in psnrs else ""
+            )
+            remark = gain if self.run.finished else "at the last check"
+            cards.append(("Test PSNR", f"{psnrs['learned']:.2f} dB", remark))
+        if "baseline" in psnrs and "learned" in psnrs:
+            remark = f"{psnrs['learned'] - psnrs['baseline']:+.2f} dB by learning"
+            cards.append(("Baseline", f"{psnrs['baseline']:.2f} dB", remark))
+        if (best := self.run.validation_psnr) is not None:
+            chosen = self.run.summary.get("theta")
+            cards.append(
+                ("Validation PSNR", f"{best:.2f} dB", f"θ kept: {chosen}" if chosen else "best so far")
+            )
+        if (loss := self.final_loss()) is not None and len(cards) < 3:
+            cards.append(("Training loss", f"{loss:.4g}", "running mean at the end"))
+        steps = self.run.step_count
+        cards.append(("Computations", f"{self.run.computations:,.0f}", f"{steps:,} step{'s' * (steps != 1)}"))
+        if (seconds := self.run.seconds) is not None:
+            cards.append(("Training time", duration(seconds), self.device()))
+        if (size := number(self.run.summary.get("theta_size"))) is not None:
+            regularizer = self.run.recipe.get("regularizer")
+            kind = regularizer.get("name", "") if isinstance(regularizer, Mapping) else regularizer or ""
+            cards.append(("Parameters", f"{size:,.0f}", f"of {kind}" if kind else ""))
+        return cards
+
+    def final_loss(self) -> float | None:
+        losses = [one.loss for one in self.run.steps if one.loss is not None]
+        return running_mean(losses, span(len(losses), None))[-1] if losses else None
+
+    def device(self) -> str:
+        env = self.environment()
+        name = env.get("device_name") or env.get("device") or ""
+        return f"on {name}" if name else ""
+
+    def environment(self) -> dict[str, Any]:
+        return _read_json(self.run.path / "env.json")
+
+    def sections(self) -> list[tuple[str, str]]:
+        """The recipe in short."""
+        recipe = self.run.recipe
+        found = [(key, recipe[key]) for key in _SECTIONS if recipe.get(key) not in (None, "none", {})]
+        return [(key, _in_short(value)) for key, value in found]
+
+    def resolved(self) -> str:
+        return _text(read_bytes, self.run.path / "resolved.yaml", RECIPE)
+
+    def given(self) -> str:
+        return _text(read_bytes, self.run.path / "recipe.yaml", RECIPE)
+
+    def log(self) -> str:
+        """The last lines of the log."""
+        return "\n".join(_text(read_end, self.run.path / "log.txt", _LOG_ENDS).splitlines()[-_TAIL:])
+
+    def notes(self) -> list[str]:
+        """What a reader should know before believing the page."""
+        found = list(self.run.notes)
+        if self.state == "running":
+            found.append("the run was still going on; the page shows how far it had come")
+        elif not self.run.finished:
+            found.append(f"the run did not finish ({_cut(self.status)}); the page shows what there is of it")
+        if not self.run.steps:
+            found.append("the run has made no step yet")
+        return found
+
+
+def gather(runs: Sequence[RunHistory]) -> list[RunFacts]:
+    """Runs with labels that tell them apart."""
+    told = iter(_short([run.recipe for run in runs if run.recipe]))
+    found: list[RunFacts] = []
+    for run in runs:
+        label = next(told) if run.recipe else ""
+        found.append(
+            RunFacts(run, label or run.path.resolve().name, _name(run), _summary(run.path / "recipe.yaml"))
+        )
+    counts: dict[str, int] = {}
+    for one in found:
+        counts[one.label] = counts.get(one.label, 0) + 1
+    return [
+        one
+        if counts[one.label] == 1
+        else RunFacts(one.run, f"{one.label} ({_place(one.run.path)})", one.name, one.summary)
+        for one in found
+    ]
+
+
+def _short(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Labels with the last words of their keys alone, where no two keys end alike: ``step=0.1, size=8``."""
+    keys = [key.removesuffix(".name") for key in differing(recipes)]
+    ends = [key.rpartition(".")[2] for key in keys]
+    found = labels(recipes)
+    for key, end in zip(keys, ends, strict=True):
+        if ends.count(end) == 1:
+            found = [re.sub(rf"(^|, ){re.escape(key)}=", rf"\1{end}=", label) for label in found]
+    return found
+
+
+def differences(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
+    """The settings in which runs differ, and what each of them has there."""
+    recipes = [one.run.recipe for one in runs]
+    flat = [flatten(recipe) for recipe in recipes]
+    keys = differing(recipes)
+    return [(key, [shown(one[key]) if key in one else "–" for one in flat]) for key in keys]
+
+
+def duration(seconds: float) -> str:
+    """12.3 s, 4 min 5 s, 2 h 3 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def _in_short(value: Any) -> str:
+    """A component with its options, as a recipe writes it on one line; what is not set is left out."""
+    if isinstance(value, Mapping):
+        known = {key: item for key, item in value.items() if item is not None and key != "name"}
+        inside = ", ".join(f"{key} {shown(item)}" for key, item in known.items())
+        name = str(value["name"]) if "name" in value else ""
+        return f"{name} ({inside})" if name and inside else name or inside
+    return (
+        value if isinstance(value, str) else shown(value) if isinstance(value, float) else dump_inline(value)
+    )
+
+
+def _cut(text: str, length: int = 200) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _name(run: RunHistory) -> str:
+    """What the recipe is called."""
+    if isinstance(name := _read_json(run.path / "env.json").get("recipe"), str) and name:
+        return name
+    log = _text(read_start, run.path / "log.txt", _LOG_ENDS)
+    if match := re.search(r"started: (.+), [^,]+, \d+ training images", log):
+        return match[1]
+    return run.path.resolve().name
+
+
+def _place(path: Path) -> str:
+    return "/".join(path.resolve().parts[-2:])
+
+
+def _summary(path: Path) -> str:
+    try:
+        return recipe_summary(path)
+    except OSError:
+        return ""
+
+
+def _last_record(run: RunHistory) -> Mapping[str, Any]:
+    lines = read_tail(run.path / "metrics.jsonl")
+    return lines[-1] if lines else {}
+
+
+def _text(read: Callable[..., bytes], path: Path, bound: Limit | int) -> str:
+    """What ``read`` finds; nothing where that is not possible."""
+    try:
+        return read(path, bound, follow=False).decode("utf-8", "replace")
+    except (OSError, FileRefused):
+        return ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path, follow=False)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,266 @@
+"""Pictures for the report: restored evaluation images, and what the regularizer shows of θ.
+
+A finished run leaves its evaluation images in ``images/`` (measured, baseline, learned, true), so that a page can
+be made without computing anything. Where they are missing, a few images are restored with the θ that is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bltoolbox.config.reading import REPORT_IMAGES, read_bytes, read_json
+from bltoolbox.errors import BltError, MissingError
+from bltoolbox.runs.files import write_bytes, write_json
+from bltoolbox.runs.history import RunHistory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bltoolbox.config.registry import Registry
+    from bltoolbox.restoration.model import Model
+    from bltoolbox.training.listeners import RunResult
+
+#: In the run directory: what the pictures in ``images/`` show.
+INDEX = "images/evaluation.json"
+#: Larger images are cut to their middle in the page, and are not restored for it.
+MAX_SIDE = 384
+_MAX_RESTORED = 512 * 512
+_SAFE = re.compile(r"evaluation-\d+-[a-z]+\.png")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One state of an image."""
+
+    key: str
+    name: str
+    png: bytes = field(repr=False)
+    psnr: float | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One evaluation image in all its states."""
+
+    label: str
+    width: int
+    height: int
+    variants: list[Variant]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the regularizer shows of θ."""
+
+    filters: list[bytes] = field(default_factory=list, repr=False)
+    weights: list[float] = field(default_factory=list)
+    places: list[float] = field(default_factory=list)
+    potentials: list[list[float]] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Everything to look at of one run, and why something is missing."""
+
+    scenes: list[Scene] = field(default_factory=list)
+    learned: Learned = Learned()
+    notes: list[str] = field(default_factory=list)
+
+
+def keep_scenes(result: RunResult, folder: Path) -> None:
+    """Write the evaluation images of a finished run to its directory."""
+    index = []
+    for number, scene in enumerate(_scenes(result)):
+        files = []
+        for one in scene.variants:
+            name = f"evaluation-{number}-{one.key}.png"
+            write_bytes(folder / "images" / name, one.png, within=folder)
+            files.append({"key": one.key, "name": one.name, "psnr": one.psnr, "file": name})
+        index.append({"label": scene.label, "width": scene.width, "height": scene.height, "variants": files})
+    if index:
+        write_json(folder / INDEX, index, within=folder)
+
+
+def collect(
+    run: RunHistory, images: int, registry: Registry | None = None, model: Model | None = None
+) -> Pictures:
+    """What there is to see of a run; nothing that is missing or broken is fatal."""
+    notes: list[str] = []
+    scenes = read_scenes(run.path)[:images]
+    try:
+        model = model or load_model(run, registry)
+    except BltError as error:
+        return Pictures(scenes, notes=[f"what was learned cannot be shown: {error}"])
+    if not scenes and images and run.recipe.get("evaluation") is not None:
+        try:
+            scenes = _restore(run, model, images, registry)
+        except Exception as error:  # θ may be of another shape than its recipe says
+            notes.append(f"no evaluation image can be shown: {error}")
+    try:
+        learned = show_learned(model)
+    except Exception as error:  # a plugin's own method, of which a page must not depend
+        learned = Learned()
+        notes.append(f"what was learned cannot be shown: {type(error).__name__}: {error}")
+    return Pictures(scenes, learned, notes)
+
+
+def read_scenes(folder: Path) -> list[Scene]:
+    """The images that a run has left; none where they are missing or damaged."""
+    try:
+        index = read_json(folder / INDEX, follow=False)
+        _check_total(folder, [str(part["file"]) for one in index for part in one["variants"]])
+        return [
+            Scene(
+                str(one["label"]),
+                int(one["width"]),
+                int(one["height"]),
+                [_read_variant(folder, part) for part in one["variants"]],
+            )
+            for one in index
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _read_variant(folder: Path, part: dict[str, Any]) -> Variant:
+    name = str(part["file"])
+    if not _SAFE.fullmatch(name):
+        raise ValueError(f"{name} is no picture of a run")
+    psnr = part["psnr"]
+    png = read_bytes(folder / "images" / name, REPORT_IMAGES, follow=False)
+    return Variant(str(part["key"]), str(part["name"]), png, None if psnr is None else float(psnr))
+
+
+def _check_total(folder: Path, names: Sequence[str]) -> None:
+    """An index may name the same file a million times."""
+    total = 0
+    for name in names:
+        total += os.lstat(folder / "images" / name).st_size
+        REPORT_IMAGES.check(folder / INDEX, total)
+
+
+def load_model(run: RunHistory, registry: Registry | None) -> Model:
+    """From the θ that the run chose, or the newest that there is."""
+    from bltoolbox.restoration.model import THETA_FILE, Model
+
+    named = [run.path / THETA_FILE, run.path / "checkpoints" / "best.safetensors"]
+    named.append(run.path / "checkpoints" / "last.safetensors")
+    kept = sorted((run.path / "thetas").glob("*.safetensors"), reverse=True)
+    last: BltError = MissingError("there is no θ yet")
+    for path in (*named, *kept):
+        if path.is_file() and not path.is_symlink():
+            try:
+                return Model.load(path, "cpu", registry)
+            except BltError as error:
+                last = error
+            except Exception as error:  # whatever a damaged file leads to
+                last = BltError(f"{path}: {type(error).__name__}: {error}")
+    raise last
+
+
+def _restore(run: RunHistory, model: Model, images: int, registry: Registry | None) -> list[Scene]:
+    from bltoolbox.config.registry import load_registry
+    from bltoolbox.reports.compare.images import evaluation_samples
+    from bltoolbox.restoration.evaluation import evaluate
+
+    samples = evaluation_samples(model.recipe, registry or load_registry())
+    if samples.shape[-1] * samples.shape[-2] > _MAX_RESTORED:
+        raise BltError(f"they are of {samples.shape[-2]}×{samples.shape[-1]} pixels, too many for a page")
+    found = evaluate(
+        model.problem,
+        model.theta,
+        samples,
+        model.solver,
+        tol=model.recipe.evaluation_tol,
+        limit=model.recipe.iteration_limit,
+        positions=range(min(images, len(samples))),
+        keep=images,
+    )
+    scenes = []
+    for number, one in enumerate(found.images):
+        variants = [("measured", one.start, found.before[number]), ("learned", one.x, found.after[number])]
+        scenes.append(_scene(found.labels[number], [*variants, ("clean", one.x_true, None)], {}))
+    return scenes
+
+
+def _scenes(result: RunResult) -> list[Scene]:
+    evaluation, baseline = result.evaluation, result.baseline
+    if evaluation is None:
+        return []
+    block = result.model.recipe.baseline
+    names = {"baseline": f"{block.name}, tuned"} if block else {}
+    scenes = []
+    for number, one in enumerate(evaluation.images):
+        variants: list[tuple[str, Tensor, float | None]] = [
+            ("measured", one.start, evaluation.before[number])
+        ]
+        if baseline is not None and number < len(baseline.images):
+            variants.append(("baseline", baseline.images[number].x, baseline.after[number]))
+        variants += [("learned", one.x, evaluation.after[number]), ("clean", one.x_true, None)]
+        scenes.append(_scene(evaluation.labels[number], variants, names))
+    return scenes
+
+
+def _scene(label: str, variants: Sequence[tuple[str, Tensor, float | None]], names: dict[str, str]) -> Scene:
+    made = [
+        Variant(key, names.get(key, {"clean": "true"}.get(key, key)), encode_png(_middle(image)), psnr)
+        for key, image, psnr in variants
+    ]
+    height, width = _middle(variants[-1][1]).shape[-2:]
+    return Scene(label, width, height, made)
+
+
+def _middle(image: Tensor) -> Tensor:
+    """At most ``MAX_SIDE`` pixels each way."""
+    top, left = (max(0, (side - MAX_SIDE) // 2) for side in image.shape[-2:])
+    return image[..., top : top + MAX_SIDE, left : left + MAX_SIDE]
+
+
+def show_learned(model: Model) -> Learned:
+    """Filters, their weights and their potentials, where the regularizer has some."""
+    from bltoolbox.bilevel.problem import split
+
+    regularizer, theta = model.problem.regularizer, split(model.theta, "regularizer")
+    pictures, potentials = regularizer.pictures(theta), regularizer.potentials(theta)
+    learned = Learned()
+    if pictures is not None:
+        kernels = pictures.detach().cpu().double()
+        scaled = [0.5 + 0.5 * one / one.abs().max().clamp_min(1e-12) for one in kernels]
+        learned = replace(learned, filters=[encode_png(one) for one in scaled])
+    if potentials is not None:
+        learned = replace(
+            learned,
+            weights=[float(f"{value:.5g}") for value in potentials.weights.detach().flatten().tolist()],
+            places=[float(f"{value:.5g}") for value in potentials.t.detach().tolist()],
+            potentials=[
+                [float(f"{value:.5g}") for value in row] for row in potentials.values.detach().tolist()
+            ],
+        )
+    return learned
+
+
+def encode_png(image: Tensor) -> bytes:
+    """(C, H, W) with values in [0, 1]; other than one or three channels are shown by their length."""
+    import numpy as np
+    from PIL import Image
+
+    picture = image.detach().cpu().double()
+    if picture.shape[0] not in (1, 3):
+        picture = picture.square().sum(0, keepdim=True).sqrt()
+    values = (picture.nan_to_num().clamp(0, 1) * 255).round().permute(1, 2, 0).numpy().astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(values.squeeze(2) if values.shape[2] == 1 else values).save(
+        buffer, "PNG", compress_level=3
+    )
+    return buffer.getvalue()
+
+
+def data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

@@ -1,0 +1,153 @@
+"""A picture file in, a restored one out: what ``blt apply`` does to each file."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bltoolbox.errors import BltError
+from bltoolbox.restoration.metrics import psnr, ssim
+from bltoolbox.restoration.pictures.files import FORMATS, Picture, read_picture, write_picture
+from bltoolbox.restoration.pictures.images import ImageError
+from bltoolbox.restoration.pictures.jobs import Job, find_truth
+from bltoolbox.restoration.tiles import Progress, Report, Restorer
+
+_LUMA = np.array([0.299, 0.587, 0.114])
+
+
+@dataclass
+class Outcome:
+    """What became of a file; what is not known is None."""
+
+    input: str
+    output: str
+    status: str = "failed"
+    error: str | None = None
+    height: int | None = None
+    width: int | None = None
+    kind: str | None = None
+    noise: float | None = None
+    noise_estimated: bool | None = None
+    tiles: int | None = None
+    overlap: int | None = None
+    seam: float | None = None
+    iterations: int | None = None
+    seconds: float | None = None
+    psnr_before: float | None = None
+    psnr: float | None = None
+    ssim_before: float | None = None
+    ssim: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def apply_to(
+    job: Job,
+    restorer: Restorer,
+    noise: float | str | None,
+    truth: Path | None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Restore one file; whatever is wrong with it is told in the outcome."""
+    outcome = Outcome(str(job.source), str(job.target))
+    if job.trouble:
+        outcome.error = job.trouble
+        return outcome
+    started = time.perf_counter()
+    try:
+        picture = read_picture(job.source)
+        height, width = picture.colours.shape[:2]
+        outcome.height, outcome.width, outcome.kind = height, width, picture.kind
+        colours, reports = _restored(restorer, picture, noise, progress)
+        if picture.alpha is not None and colours.shape[:2] != (height, width):
+            raise BltError(
+                "the operator changes the size, so that the transparency of the picture does not fit"
+            )
+        outcome.height, outcome.width = colours.shape[:2]
+        _note(outcome, picture, reports)
+        job.target.parent.mkdir(parents=True, exist_ok=True)
+        outcome.notes += write_picture(job.target, replace(picture, colours=colours))
+        if job.source.suffix.lower() not in FORMATS:
+            outcome.notes.append(f"{job.source.suffix or 'its format'} is not written, so it becomes PNG")
+        outcome.status = "restored"
+        outcome.seconds = time.perf_counter() - started
+        if truth is not None:
+            _compare(outcome, picture, colours, truth)
+    except ImageError as error:
+        outcome.error = str(error)
+    except BltError as error:
+        outcome.error = f"{job.source}: {error}"
+    except (MemoryError, torch.OutOfMemoryError):
+        outcome.error = f"{job.source} does not fit into the memory"
+    except OSError as error:
+        outcome.error = f"{error.filename or job.target}: {error.strerror or error}"
+    return outcome
+
+
+def _restored(
+    restorer: Restorer, picture: Picture, noise: float | str | None, progress: Progress | None
+) -> tuple[NDArray[Any], list[Report]]:
+    colours = picture.colours
+    if picture.kind != "cmyk" or restorer.channels == 1:
+        found, report = restorer.run(colours, noise, progress)
+        return found, [report]
+    # Three inks are an image in three colours, and black is one in gray; so inks are never mixed.
+    inks, report = restorer.run(np.ascontiguousarray(colours[..., :3]), noise, progress)
+    black = np.ascontiguousarray(colours[..., 3:])
+    if black.min() == black.max() and inks.shape[:2] == black.shape[:2]:
+        return np.concatenate([inks, black], axis=2), [report]
+    black, other = restorer.run(black, noise, progress)
+    return np.concatenate([inks, black], axis=2), [report, replace(other, notes=())]
+
+
+def _note(outcome: Outcome, picture: Picture, reports: Sequence[Report]) -> None:
+    outcome.noise, outcome.noise_estimated = reports[0].noise, reports[0].estimated
+    outcome.tiles = reports[0].tiles
+    outcome.overlap = reports[0].overlap
+    outcome.seam = max(report.seam for report in reports)
+    outcome.iterations = sum(report.iterations for report in reports)
+    outcome.notes += [*picture.notes, *(note for report in reports for note in report.notes)]
+
+
+def _compare(outcome: Outcome, picture: Picture, colours: NDArray[Any], truth: Path) -> None:
+    path = find_truth(picture.path, truth)
+    if path is None:
+        outcome.error = f"{truth} holds no picture called {picture.path.stem} to compare with"
+        return
+    other = read_picture(path)
+    if "cmyk" in (picture.kind, other.kind) and picture.kind != other.kind:
+        outcome.error = f"{path} cannot be compared: one of the two pictures is CMYK"
+        return
+    expected = _alike(other.colours, colours.shape[2])
+    if expected.shape != colours.shape:
+        sizes = ["×".join(map(str, one.shape[:2])) for one in (expected, colours)]
+        outcome.error = f"{path} cannot be compared: it is {sizes[0]} and the result {sizes[1]}"
+        return
+    if picture.colours.shape == expected.shape:
+        outcome.psnr_before = psnr(picture.colours, expected)
+        outcome.ssim_before = _known(ssim(picture.colours, expected))
+    outcome.psnr, outcome.ssim = psnr(colours, expected), _known(ssim(colours, expected))
+
+
+def _alike(truth: NDArray[Any], channels: int) -> NDArray[Any]:
+    """Gray in all channels, or the luma of colours, where the other picture has it so."""
+    if truth.shape[2] == channels or truth.shape[2] not in (1, 3):
+        return truth
+    if truth.shape[2] == 1:
+        return np.repeat(truth, channels, axis=2)
+    top = np.iinfo(truth.dtype).max if truth.dtype.kind == "u" else 1
+    return (truth @ _LUMA / top)[..., None]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,70 @@
+"""Arrays and tensors that hold pictures: in and out in the same kind, dtype, shape and range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bltoolbox.errors import BltError
+
+if TYPE_CHECKING:
+    from bltoolbox.restoration.tiles import Restorer
+
+#: Floats beyond this are surely not meant for [0, 1], however strong the noise.
+_LARGEST = 8.0
+
+
+def restore_array(restorer: Restorer, image: Any, noise: float | str | None) -> Any:
+    """Restore pictures; each one by itself, so that a batch changes nothing."""
+    if isinstance(image, Tensor):
+        return _restore_tensor(restorer, image, noise)
+    if not isinstance(image, np.ndarray):
+        raise BltError(f"expected a NumPy array or a tensor, got {type(image).__name__}")
+    if image.ndim not in (2, 3):
+        raise BltError(f"expected an array of shape (H, W) or (H, W, C), got {image.shape}")
+    planes = image[..., None] if image.ndim == 2 else image
+    if planes.shape[2] > 4:
+        raise BltError(
+            f"an array of shape {image.shape} would have {planes.shape[2]} channels; arrays are (H, W, C),"
+            " tensors (C, H, W)"
+        )
+    restored = _restore_planes(restorer, planes, noise)
+    return restored[..., 0] if image.ndim == 2 else restored
+
+
+def _restore_tensor(restorer: Restorer, image: Tensor, noise: float | str | None) -> Tensor:
+    if image.ndim not in (2, 3, 4):
+        raise BltError(
+            f"expected a tensor of shape (H, W), (C, H, W) or (B, C, H, W), got {tuple(image.shape)}"
+        )
+    batch = image.detach().cpu()[(None,) * (4 - image.ndim)]
+    kind = batch.dtype
+    if kind == torch.bfloat16:  # NumPy has none
+        batch = batch.float()
+    images = [_restore_planes(restorer, one.permute(1, 2, 0).numpy(), noise) for one in batch]
+    if not images:
+        return image.clone()
+    found = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous().to(kind)
+    return found[(0,) * (4 - image.ndim)].to(image.device)
+
+
+def _restore_planes(restorer: Restorer, image: NDArray[Any], noise: float | str | None) -> NDArray[Any]:
+    """Of H×W×C, an alpha channel kept."""
+    if 0 in image.shape:
+        raise BltError(f"a picture of {'×'.join(map(str, image.shape))} holds nothing")
+    if image.dtype not in (np.uint8, np.uint16) and image.dtype.kind != "f":
+        raise BltError(f"pictures are of uint8, uint16 or floats, not of {image.dtype}")
+    colours = image.shape[2] - (image.shape[2] in (2, 4))
+    # `not (… <= …)` also catches NaN, for which every comparison is false.
+    if image.dtype.kind == "f" and not np.abs(image[..., :colours]).max() <= _LARGEST:
+        raise BltError("floats are for values in [0, 1], and these are far from it or NaN")
+    restored, _ = restorer.run(image[..., :colours], noise)
+    if colours == image.shape[2]:
+        return restored
+    if restored.shape[:2] != image.shape[:2]:
+        raise BltError("the operator changes the size of pictures, so that an alpha channel does not fit")
+    return np.concatenate([restored, image[..., colours:]], axis=2)

@@ -1,0 +1,267 @@
+"""A trained model: θ with the recipe that says what θ means. It restores without training.
+
+Saved as one safetensors file: the tensors, and in its metadata the resolved recipe. Nothing in it can execute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bltoolbox
+from bltoolbox.bilevel.problem import Problem, split, upgraded
+from bltoolbox.bilevel.roles import LowerSolver, Operator, Theta
+from bltoolbox.bilevel.tensors import detached, image_layout
+from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
+from bltoolbox.config.validation import Block
+from bltoolbox.errors import BltError, RecipeError, UsageError
+from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
+from bltoolbox.restoration.shipped import THETA_FILE as THETA_FILE
+from bltoolbox.restoration.shipped import find_model
+from bltoolbox.restoration.usable import find_flaw, initial_thetas
+
+if TYPE_CHECKING:
+    from bltoolbox.config.recipe import Recipe
+    from bltoolbox.config.registry import Registry
+
+ImageLike = TypeVar("ImageLike", Tensor, np.ndarray)
+
+
+@dataclass(frozen=True)
+class Model:
+    """x̂(θ) as a function of y."""
+
+    problem: Problem
+    solver: LowerSolver
+    theta: dict[str, Tensor]
+    recipe: Recipe
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(value.numel() for value in self.theta.values())
+
+    def __repr__(self) -> str:
+        names = self.recipe.regularizer.name, self.recipe.operator.name
+        return f"Model(regularizer={names[0]!r}, operator={names[1]!r}, parameters={self.size})"
+
+    def _repr_html_(self) -> str:
+        from bltoolbox.reports.notebook import model_html
+
+        return model_html(self)
+
+    def solve(self, y: Tensor | np.ndarray, tol: float | None = None) -> Tensor:
+        """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
+
+        The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
+        distance to the exact minimiser. Not differentiable: the result is detached from ``y`` and θ.
+        """
+        with detached():
+            return self._solve(y, tol)
+
+    def _solve(self, y: Tensor | np.ndarray, tol: float | None) -> Tensor:
+        # A copy of an array: torch takes neither negative strides nor, without a warning, read-only memory.
+        given = y.detach() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
+        if given.ndim not in (3, 4):
+            raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
+        batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
+        try:
+            shape = self.problem.operator.start(batch, split(self.theta, "operator")).shape[1:]
+        except ValueError as error:
+            raise BltError(str(error)) from error
+        for component in (self.problem.operator, self.problem.regularizer):
+            if sentence := component.check(shape):
+                raise BltError(sentence)
+        at = self.problem.at(self.theta, shape)
+        tol = self.recipe.evaluation_tol if tol is None else tol
+        x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
+        kind = given.dtype if given.is_floating_point() else x.dtype
+        return (x if given.ndim == 4 else x[0]).to(given.device, kind)
+
+    @cached_property
+    def channels(self) -> int:
+        """Of the images that θ is for: 1 or 3, or what the data had."""
+        if self.recipe.color == "gray":
+            return 1
+        theta = split(self.theta, "regularizer")
+        for channels in (3, 1, 2, 4):
+            for side in (16, 64, 256):
+                shape = (channels, side, side)
+                if self.problem.regularizer.check(shape):
+                    continue
+                with contextlib.suppress(Exception), torch.no_grad():
+                    self.problem.regularizer.energy(theta, torch.zeros(1, *shape).to(self._reference))
+                    return channels
+                break
+        return 3
+
+    @property
+    def _reference(self) -> Tensor:
+        """Something of the dtype and the device that are computed with."""
+        return next(iter(self.theta.values()))
+
+    def restore(
+        self,
+        image: ImageLike,
+        noise: float | str | None = None,
+        *,
+        tol: float | None = None,
+        tile: int | None = None,
+    ) -> ImageLike:
+        """Restore a picture of any size, in the kind, dtype and range that it comes in.
+
+        A NumPy array H×W or H×W×C, or a tensor H×W, C×H×W or B×C×H×W, of uint8, uint16 or floats for [0, 1]; a second
+        or fourth channel is an alpha channel and kept as it is. ``noise`` is the standard deviation for values in
+        [0, 1], "25/255", 25 (of 255) or "auto", which estimates it; the model's own if left out. ``tol`` is the root
+        mean square distance to the exact minimiser, ``tile`` the side of the tiles in which large pictures are cut.
+        Not differentiable: the result is detached.
+        """
+        from bltoolbox.restoration.arrays import restore_array
+        from bltoolbox.restoration.tiles import Restorer
+
+        with detached():
+            return restore_array(Restorer(self, tol=tol, tile=tile), image, noise)
+
+    def with_operator(self, operator: Operator | str, **options: Any) -> Model:
+        """The same regularizer with another operator, e.g. ``with_operator("blur", kernel="kernel.npy")``.
+
+        A component, or the name of one with its options. A kernel is a file, "gaussian:SIGMA[:SIZE]" or a matrix, and
+        is divided by its sum.
+        """
+        if isinstance(operator, str):
+            kernel = options.pop("kernel", None)
+            if kernel is not None:
+                options |= parse_kernel(kernel) if isinstance(kernel, str) else kernel_matrix(kernel)
+            return replace_operator(self, {"name": operator} | options)
+        block = Block("operator", type(operator).__name__)
+        return _with_operator(self, operator, replace(self.recipe, operator=block))
+
+    def save(self, path: Path | str) -> None:
+        """Write θ and the recipe to one file, atomically."""
+        from bltoolbox.runs.files import write_bytes
+
+        write_bytes(Path(path), encode(self.theta, self.recipe))
+
+    @classmethod
+    def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
+        """From a run directory, a θ file or the name of a shipped model (``blt models``)."""
+        from bltoolbox.config.recipe import recipe_from_dict
+        from bltoolbox.config.registry import load_registry
+        from bltoolbox.training.assemble import DTYPES, pick_device
+        from bltoolbox.training.misfits import refusing_misfits
+
+        theta, metadata = read_theta(source)
+        if "recipe" not in metadata or not theta:
+            raise BltError(f"{source}: holds no θ with its recipe, so it is not a θ file of bltoolbox")
+        registry = registry or load_registry()
+        try:
+            settings = dict(parse_json(metadata["recipe"], source))
+        except (TypeError, ValueError) as error:
+            raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
+        recipe = recipe_from_dict(settings, registry=registry)
+        problem = Problem(
+            recipe.operator.build(registry),
+            recipe.regularizer.build(registry),
+            recipe.constraint,
+            recipe.strong_convexity,
+        )
+        with refusing_misfits(str(source)):
+            theta = upgraded(theta, problem.regularizer)
+        theta = _one_precision(theta, DTYPES[recipe.dtype])
+        channels = (1,) if recipe.color == "gray" else (3, *range(1, 33))
+        expected = initial_thetas(problem, channels, any(name.startswith("operator.") for name in theta))
+        if (flaw := find_flaw(problem, theta, expected, channels)) is not None:
+            raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
+        place = pick_device(device)
+        theta = {name: value.to(place) for name, value in theta.items()}
+        return cls(problem, recipe.lower_solver.build(registry), theta, recipe)
+
+
+def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
+    """θ in the precision it has, or in that of its recipe: torch computes with one at a time, and hardly with half."""
+    kinds = {value.dtype for value in theta.values()}
+    if kinds in ({torch.float32}, {torch.float64}) or not all(kind.is_floating_point for kind in kinds):
+        return dict(theta)
+    return {name: value.to(otherwise) for name, value in theta.items()}
+
+
+def solve(y: Tensor | np.ndarray, theta: Model | Path | str, tol: float | None = None) -> Tensor:
+    """Restore ``y`` with a trained θ: a model, a θ file or a run directory. No training, and not differentiable."""
+    model = theta if isinstance(theta, Model) else Model.load(theta)
+    return model.solve(y, tol)
+
+
+def replace_operator(model: Model, section: dict[str, Any], registry: Registry | None = None) -> Model:
+    """The model with the operator that a section of a recipe describes."""
+    from bltoolbox.config.recipe import recipe_from_dict
+    from bltoolbox.config.registry import load_registry
+
+    registry = registry or load_registry()
+    try:
+        recipe = recipe_from_dict(model.recipe.to_dict() | {"operator": section}, registry=registry)
+        return _with_operator(model, recipe.operator.build(registry), recipe)
+    except RecipeError as error:
+        raise UsageError("; ".join(problem.message for problem in error.problems)) from error
+    except ValueError as error:
+        raise UsageError(f"operator {section['name']!r}: {error}") from error
+
+
+def _with_operator(model: Model, operator: Operator, recipe: Recipe) -> Model:
+    theta = {name: value for name, value in model.theta.items() if not name.startswith("operator.")}
+    return Model(replace(model.problem, operator=operator), model.solver, theta, recipe)
+
+
+def encode(theta: Theta, recipe: Recipe) -> bytes:
+    """The bytes of a θ file."""
+    from safetensors.torch import save
+
+    tensors = {name: value.detach().cpu().contiguous() for name, value in theta.items()}
+    # Who listened to the training is nothing that a model needs.
+    settings = {key: value for key, value in recipe.to_dict().items() if key != "loggers"}
+    metadata = {"bltoolbox": bltoolbox.__version__, "recipe": json.dumps(settings)}
+    return _in_order(save(tensors, metadata))
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same safetensors file with its metadata sorted: the library writes them in an order that is random."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + content[start:]
+
+
+def read_theta(source: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata of a θ file, of the one in a run directory, or of a shipped model."""
+    from safetensors import SafetensorError, safe_open
+
+    path = find_model(source)
+    _check_theta_file(path, follow=not Path(source).is_dir())
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BltError(f"{path}: is not a readable θ file ({error})") from error
+
+
+def _check_theta_file(path: Path, follow: bool) -> None:
+    """Refuse a file that is too large, or whose header claims to be; links only where the user named the file."""
+    try:
+        with open_file(path, follow=follow) as file:
+            size, header = file_size(file), int.from_bytes(file.read(8), "little")
+            THETA.check(path, size)
+            if header > size - 8:
+                raise BltError(f"{path}: is not a readable θ file (its header is longer than the file)")
+            THETA_HEADER.check(path, header)
+    except OSError as error:
+        raise BltError(f"{path}: is not a readable θ file ({error.strerror or error})") from error

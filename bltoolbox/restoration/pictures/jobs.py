@@ -1,0 +1,125 @@
+"""Which files ``blt apply`` is to restore, and where each result goes. Without torch."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bltoolbox.errors import UsageError
+from bltoolbox.restoration.pictures.files import FORMATS, is_picture
+from bltoolbox.restoration.pictures.images import SUFFIXES
+from bltoolbox.runs.output_names import refuse_unusable_name
+
+#: What the name of a result ends with.
+MARK = "-restored"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file and its result; ``trouble`` says why nothing can be done, ``refused`` that a file is in the way."""
+
+    source: Path
+    target: Path
+    trouble: str = ""
+    refused: bool = False
+
+
+def plan(inputs: Sequence[str], out: str | None, force: bool) -> tuple[list[Job], list[str]]:
+    """A job for each picture, in the order of the inputs, and what should be told."""
+    sources, troubles, notes = _expand(inputs)
+    target = _target(out, len(sources) + len(troubles))
+    jobs = [_job(source, target, force) for source in sources]
+    jobs += [Job(Path(name), Path(name), trouble) for name, trouble in troubles]
+    taken: dict[Path, Path] = {}
+    for job in jobs:
+        if not job.trouble and (other := taken.setdefault(job.target, job.source)) != job.source:
+            raise UsageError(
+                f"{other} and {job.source} would both become {job.target}; restore them one by one"
+            )
+    if not jobs:
+        raise UsageError(f"there is no picture in {', '.join(inputs)}")
+    return jobs, notes
+
+
+def _expand(inputs: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]], list[str]]:
+    found: list[Path] = []
+    troubles: list[tuple[str, str]] = []
+    notes: list[str] = []
+    for name in inputs:
+        if not name:
+            raise UsageError("an empty name is no picture; is a variable of the shell unset?")
+        path = Path(name).expanduser()
+        if os.path.isdir(path):
+            if not os.access(path, os.R_OK | os.X_OK):
+                troubles.append((name, f"{name} cannot be read"))
+                continue
+            some = sorted(one for one in path.iterdir() if one.is_file() and is_picture(one))
+        elif not os.path.exists(path) and glob.has_magic(name):
+            matches = (Path(one) for one in glob.glob(str(path), recursive=True))
+            some = sorted(one for one in matches if one.is_file() and is_picture(one))
+            if not some:
+                troubles.append((name, f"no picture matches {name}"))
+        else:
+            found.append(path)
+            continue
+        results = [one for one in some if one.stem.endswith(MARK)]
+        if results:
+            notes.append(f"{len(results)} files in {name} are results already ({MARK}) and left out")
+        found += [one for one in some if one not in results]
+    once: dict[str, Path] = {}
+    for path in found:
+        once.setdefault(os.path.realpath(path), path)
+    return list(once.values()), troubles, notes
+
+
+def _target(out: str | None, count: int) -> Path | None:
+    """The file or the folder that was asked for."""
+    if out is None:
+        return None
+    path = Path(out).expanduser()
+    refuse_unusable_name(path)
+    if os.path.isdir(path) or out.endswith(("/", os.sep)):
+        return path
+    suffix = path.suffix.lower()
+    if suffix in SUFFIXES and suffix not in FORMATS:
+        raise UsageError(f"{out}: files {suffix} are not written; use {', '.join(sorted(FORMATS))}")
+    if suffix in FORMATS and count > 1:
+        raise UsageError(f"{out} is one file, for {count} pictures; name a folder")
+    if suffix not in FORMATS and os.path.exists(path):
+        raise UsageError(f"{out} is a file that is no picture; name a folder or a picture")
+    return path
+
+
+def _job(source: Path, out: Path | None, force: bool) -> Job:
+    try:
+        return _planned(source, out, force)
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        return Job(source, source, f"{source}: {error.strerror or error}")
+
+
+def _planned(source: Path, out: Path | None, force: bool) -> Job:
+    if out is not None and out.suffix.lower() in FORMATS and not out.is_dir():
+        target = out
+    else:
+        suffix = source.suffix if source.suffix.lower() in FORMATS else ".png"
+        target = (source.parent if out is None else out) / f"{source.stem}{MARK}{suffix}"
+    if not source.exists():
+        return Job(source, target, f"there is no file {source}")
+    if target.is_dir():
+        return Job(source, target, f"{target} is a folder", refused=True)
+    if target.exists() and not force:
+        return Job(source, target, f"{target} exists; choose another place, or replace it with --force", True)
+    return Job(source, target)
+
+
+def find_truth(source: Path, truth: Path) -> Path | None:
+    """The picture to compare with: the file itself, or the one in a folder with the same name, or stem."""
+    if not truth.is_dir():
+        return truth
+    if (same := truth / source.name).is_file():
+        return same
+    alike = sorted(one for one in truth.iterdir() if one.stem == source.stem and is_picture(one))
+    return alike[0] if alike else None

@@ -1,0 +1,95 @@
+"""A regularizer at another noise level.
+
+    R_s(x) = s² R(x/s),        s = σ/σ_0
+
+carries what was learned at noise σ_0 to noise σ: the minimiser scales along, x̂_s(s·y) = s·x̂(y), for every linear
+operator. (Of a Field of Experts a → s·a and ν → s·ν.) This works for any regularizer: each derivative in x costs a
+factor 1/s, so ∇R_s(x) = s ∇R(x/s) and ∇²R_s(x) = ∇²R(x/s); bounds of the curvature stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.records import Constants
+from bltoolbox.bilevel.roles import Regularizer, Theta
+
+
+class Rescaled(Regularizer):
+    """s² R(x/s), with everything that R offers.
+
+    Args:
+        base: R.
+        scale: s, above 0.
+    """
+
+    def __init__(self, base: Regularizer, scale: float) -> None:
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"scale {scale:g} is not a positive number")
+        self.base = base
+        self.scale = scale
+        self.convex = base.convex  # type: ignore[misc]
+
+    def offers(self, method: str) -> bool:
+        return self.base.offers(method)
+
+    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return self.base.init_params(channels, generator)
+
+    def upgrade(self, theta: Theta) -> dict[str, Tensor]:
+        return self.base.upgrade(theta)
+
+    def check(self, shape: Sequence[int]) -> str | None:
+        return self.base.check(shape)
+
+    def energy(self, theta: Theta, x: Tensor) -> Tensor:
+        return self.scale**2 * self.base.energy(theta, x / self.scale)
+
+    def gradient(self, theta: Theta, x: Tensor) -> Tensor:
+        return self.scale * self.base.gradient(theta, x / self.scale)
+
+    def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
+        return self.base.linearize(theta, x / self.scale)
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        return self.scale * self.base.pairing(theta, x / self.scale, q)
+
+    def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        parts = self.base.pairing_gradients(theta, x / self.scale, q)
+        return {name: self.scale * part for name, part in parts.items()}
+
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
+        return self.base.lipschitz(theta, shape)
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
+        return self.base.strong_convexity(theta, shape)
+
+    def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
+        found = self.base.constants(theta, x / self.scale, radius / self.scale)
+        return Constants(
+            hessian_lipschitz=found.hessian_lipschitz / self.scale,
+            mixed_lipschitz=found.mixed_lipschitz,
+            mixed_norm=found.mixed_norm * self.scale,
+        )
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        return self.base.project(theta)
+
+    def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
+        return self.base.project_gradient(gradient)
+
+    def analyse(self, theta: Theta, x: Tensor) -> Tensor:
+        return self.base.analyse(theta, x)
+
+    def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
+        return self.base.synthesise(theta, t, shape)
+
+    def majorant(self, theta: Theta, t: Tensor) -> Tensor:
+        # ψ_s(t) = s² ψ(t/s), so that ψ_s'(t)/t is ψ'(t/s)/(t/s).
+        return self.base.majorant(theta, t / self.scale)
+
+    def pictures(self, theta: Theta) -> Tensor | None:
+        return self.base.pictures(theta)

@@ -1,0 +1,105 @@
+"""Training and evaluation samples: clean images by id, and their measurements.
+
+    y_i = A x*_i + σ n_i
+
+n_i is drawn on the CPU from a generator keyed by (seed, id): a sample has the same noise in every epoch, order,
+batch size, process and device, and after a resume. Measurements are not clipped.
+
+Images are read and noise is drawn one by one in ``workers`` threads, or all together in the calling one; both depend
+on the id alone, so the result is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.roles import Data, Operator, Theta
+from bltoolbox.bilevel.tensors import image_layout, keyed_generator
+from bltoolbox.errors import BltError
+
+#: ITU-R BT.601 luma.
+_LUMA = (0.299, 0.587, 0.114)
+
+Color = Literal["rgb", "gray"]
+
+
+class Samples:
+    """Images of a data component with their noisy measurements, on the device and in the dtype of the run."""
+
+    def __init__(
+        self,
+        data: Data,
+        operator: Operator,
+        *,
+        noise: float,
+        seed: int = 0,
+        color: Color = "rgb",
+        stream: str = "train",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        operator_theta: Theta | None = None,
+        ids: Sequence[int] | None = None,
+        workers: int = 0,
+    ) -> None:
+        self.data = data
+        self.operator = operator
+        self.noise = noise
+        self.seed = seed
+        self.color = color
+        self.stream = stream
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.operator_theta = dict(operator_theta or {})
+        self.ids = range(len(data)) if ids is None else ids
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="blt-images") if workers else None
+        self.shape: tuple[int, ...] = tuple(self._clean(self.ids[:1]).shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def label(self, position: int) -> str:
+        """What tables and figures call a sample."""
+        return self.data.label(self.ids[position])
+
+    def digest(self) -> str:
+        """Changes when images are added, removed or renamed, as far as their labels show it."""
+        labels = "\n".join(self.data.label(i) for i in self.ids)
+        return hashlib.blake2b(labels.encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+    def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """x* and y of the samples at ``positions`` of this set."""
+        ids = [self.ids[position] for position in positions]
+        try:
+            clean = self._clean(ids)
+        except (ValueError, OSError) as error:
+            raise BltError(f"an image cannot be had: {error}") from error
+        x_true = image_layout(clean.to(self.device, self.dtype))
+        y = self.operator.apply(x_true, self.operator_theta)
+        # Without noise the operator is asked as well: its measurements may be of a form of their own.
+        noise = self.noise * self._noise(ids, y.shape[1:]).to(y) if self.noise else torch.zeros_like(y)
+        return x_true, image_layout(self.operator.add_noise(y, noise))
+
+    def _clean(self, ids: Sequence[int]) -> Tensor:
+        images = self._read(ids)
+        if self.color == "gray" and images.shape[1] == 3:
+            return torch.einsum("bchw,c->bhw", images, images.new_tensor(_LUMA)).unsqueeze(1)
+        return images
+
+    def _read(self, ids: Sequence[int]) -> Tensor:
+        if self.pool is None or len(ids) < 2:
+            return self.data.clean(ids)
+        return torch.cat(list(self.pool.map(lambda i: self.data.clean([i]), ids)))
+
+    def _noise(self, ids: Sequence[int], shape: Sequence[int]) -> Tensor:
+        # Drawn in float64 whatever the dtype of the run, so that both see the same noise.
+        def draw(i: int) -> Tensor:
+            generator = keyed_generator("noise", self.stream, self.seed, i)
+            return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+        return torch.stack(list(map(draw, ids) if self.pool is None else self.pool.map(draw, ids)))

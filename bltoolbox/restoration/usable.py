@@ -1,0 +1,107 @@
+"""Whether a θ can be used: the parameters that the components expect, finite, with finite energies and constants.
+
+θ is often a logarithm, and one that is finite may have an infinite exponential. So the regularizer is asked about a
+small picture: its energy, its gradient and its constants there show what θ makes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import Problem, join, split
+from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.bilevel.tensors import keyed_generator
+
+#: Sides of the pictures that are tried, the first that the regularizer can treat.
+_SIDES = (16, 64, 256)
+_DTYPES = (torch.float32, torch.float64)
+
+
+def find_flaw(
+    problem: Problem,
+    theta: Theta,
+    expected: Iterable[Theta],
+    channels: Iterable[int] = (3, 1, 2, 4),
+    constants: bool = True,
+) -> str | None:
+    """Why ``theta`` cannot be used, as the end of a sentence; None if it can.
+
+    Names and shapes must be those of one of the ``expected`` θ, which are for images of different ``channels``. The
+    regularizer's ``constants`` take longer than its energy, so that they are not asked for after every step.
+    """
+    found, first = _shapes(theta), None
+    for wanted in map(_shapes, expected):
+        if found == wanted:
+            break
+        first = first or wanted
+    else:
+        return f"it has {found}, but the components of the recipe have {first}"
+    kinds = {value.dtype for value in theta.values()}
+    if len(kinds) > 1 or not kinds <= set(_DTYPES):
+        names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        return f"its entries are {names}, but θ is either float32 or float64"
+    for name, value in theta.items():
+        if bad := int((~torch.isfinite(value)).sum()):
+            return f"{bad} of the {value.numel()} entries of {name} are NaN or infinite"
+    return _find_overflow(problem.regularizer, split(theta, "regularizer"), channels, constants)
+
+
+def initial_thetas(
+    problem: Problem, channels: Iterable[int], with_operator: bool = True
+) -> Iterator[dict[str, Tensor]]:
+    """What the components begin with, for images of each number of channels that they accept.
+
+    Without parameters, a learned operator is the true one.
+    """
+    for count in channels:
+        generator = keyed_generator("theta", 0)
+        try:
+            regularizer = problem.regularizer.init_params(count, generator)
+            operator = problem.operator.init_params(count, generator) if with_operator else {}
+        except ValueError:
+            continue
+        yield join(regularizer=regularizer, operator=operator)
+
+
+def _find_overflow(
+    regularizer: Regularizer, theta: Theta, channels: Iterable[int], constants: bool
+) -> str | None:
+    """Which quantity of the regularizer is not finite at θ."""
+    for count in channels if theta else ():
+        shape = next((one for side in _SIDES if not regularizer.check(one := (count, side, side))), None)
+        if shape is None:
+            continue
+        x = torch.linspace(0, 1, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
+        try:
+            quantities = _quantities(regularizer, theta, x, constants)
+        except (ValueError, RuntimeError, IndexError):
+            continue  # θ is for images of another number of channels
+        for name, value in quantities.items():
+            if value is not None and not bool(torch.isfinite(torch.as_tensor(value)).all()):
+                return f"the {name} of the regularizer is not finite there, so θ is out of range"
+        return None
+    return None
+
+
+def _quantities(
+    regularizer: Regularizer, theta: Theta, x: Tensor, constants: bool
+) -> dict[str, Tensor | float | None]:
+    """What a run computes from θ."""
+    with torch.no_grad():
+        found: dict[str, Tensor | float | None] = {
+            "energy": regularizer.energy(theta, x),
+            "gradient": regularizer.gradient(theta, x),
+        }
+        if constants:
+            shape = x.shape[1:]
+            found["Lipschitz constant"] = regularizer.lipschitz(theta, shape)
+            found["strong convexity"] = regularizer.strong_convexity(theta, shape)
+    return found
+
+
+def _shapes(theta: Theta) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in sorted(theta.items())}

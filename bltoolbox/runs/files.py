@@ -1,0 +1,177 @@
+"""Writing files so that a reader never sees half of one, and never outside of the folder that was meant.
+
+A run directory may come from someone else, with links in it that lead anywhere. Whoever writes into one names it as
+``within``: below it no link is followed, and only regular files are opened. The folder itself, and what lies above it,
+is the user's choice and may be a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from bltoolbox.config.printable import printable_json
+from bltoolbox.errors import BltError
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
+#: Windows cannot open a file relative to a folder that is open; there, links are looked for by name.
+_DESCENDS = os.open in os.supports_dir_fd
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+#: Opening a pipe must not wait for its other end.
+_FILE = _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+#: How systems report a link where none may be, and something that is not a folder or not a file.
+_REFUSALS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+
+
+class UnsafePath(BltError):
+    """A file or folder is not written to, as it might lead to another place than its name says."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path} {what}, and nothing is written through it; remove it, then try again")
+
+
+@contextlib.contextmanager
+def entered(path: Path, within: Path | None = None) -> Iterator[tuple[int | None, Path]]:
+    """The folder of ``path``: its descriptor, and what names in it begin with where there is none."""
+    root = path.parent if within is None else within
+    if not path.is_relative_to(root) or ".." in (names := path.relative_to(root).parts):
+        raise UnsafePath(path, f"is not in {root}")
+    if not _DESCENDS:
+        for depth in range(1, len(names)):
+            if root.joinpath(*names[:depth]).is_symlink():
+                raise UnsafePath(root.joinpath(*names[:depth]), "is a symbolic link")
+        yield None, path.parent
+        return
+    folder = os.open(root, _FOLDER)
+    try:
+        for depth, name in enumerate(names[:-1], start=1):
+            with _refusing(root.joinpath(*names[:depth]), "is not a folder"):
+                inner = os.open(name, _FOLDER | _NO_LINK, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        yield folder, Path()
+    finally:
+        os.close(folder)
+
+
+def write_bytes(path: Path, content: bytes, within: Path | None = None) -> None:
+    """Replace ``path`` atomically: write beside it, flush to disk, rename."""
+    with entered(path, within) as (folder, base):
+        # Cut, as a name may be as long as a file system allows.
+        temporary = base / f".{path.name[:40]}.{secrets.token_hex(6)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
+        try:
+            with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, base / path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            if folder is not None:
+                os.fsync(folder)  # or a power cut may bring the old file back
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+def write_text(path: Path, content: str, within: Path | None = None) -> None:
+    """Replace ``path`` atomically."""
+    # A name that is not UTF-8 may be in it; escaped, it is JSON at least.
+    write_bytes(path, content.encode("utf-8", "backslashreplace"), within)
+
+
+def write_json(path: Path, content: Any, within: Path | None = None) -> None:
+    """Replace ``path`` atomically with JSON that a person can read."""
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, printable_json(text) + "\n", within)
+
+
+def json_line(content: Any) -> str:
+    """One line of a log in JSON."""
+    return json.dumps(finite(content), allow_nan=False)
+
+
+def remove_temporaries(folder: Path, within: Path) -> None:
+    """Delete what a process left in a folder when it was killed in the middle of ``write_bytes``."""
+    for name in list_folder(folder, within):
+        if _TEMPORARY.fullmatch(name):
+            remove(folder / name, within)
+
+
+def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
+    """Open a file to write in place, as ``os.open`` does with ``flags``: a regular one with no other name, or none."""
+    mode = "ab" if flags & os.O_APPEND else "r+b"
+    with entered(path, within) as (folder, base), _refusing(path, "is not a regular file"):
+        if not _DESCENDS and path.is_symlink():
+            raise UnsafePath(path, "is a symbolic link")
+        descriptor = os.open(base / path.name, flags | _FILE, 0o666, dir_fd=folder)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafePath(path, "is not a regular file")
+        if found.st_nlink > 1:
+            raise UnsafePath(path, "is a file that has other names, too (hard links)")
+    except UnsafePath:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, mode)
+
+
+def append_to(path: Path, within: Path) -> IO[bytes]:
+    """Open a file, new or there already, to write at its end."""
+    return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, within)
+
+
+def make_folder(path: Path, within: Path) -> None:
+    """Make a folder and those above it, up to ``within``, where they are missing."""
+    if path != within:
+        make_folder(path.parent, within)
+        with entered(path, within) as (folder, base), contextlib.suppress(FileExistsError):
+            os.mkdir(base / path.name, dir_fd=folder)
+    with entered(path / "_", within):  # refuses what is there but not a folder
+        pass
+
+
+def remove(path: Path, within: Path) -> None:
+    """Delete a file, if it is there."""
+    with contextlib.suppress(FileNotFoundError), entered(path, within) as (folder, base):
+        os.unlink(base / path.name, dir_fd=folder)
+
+
+def list_folder(path: Path, within: Path) -> list[str]:
+    """The names in a folder, sorted; none where it is missing."""
+    try:
+        with entered(path / "_", within) as (folder, base):
+            return sorted(os.listdir(base if folder is None else folder))
+    except FileNotFoundError:
+        return []
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, what: str) -> Iterator[None]:
+    """A link, a pipe or a folder in the way is refused with a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _REFUSALS:
+            raise UnsafePath(path, "is a symbolic link" if path.is_symlink() else what) from error
+        raise
+
+
+def finite(data: Any, word: Callable[[float], str | None] = lambda number: None) -> Any:
+    """Data for JSON, which has no infinite numbers: null, or a word for them. The PSNR of a perfect image is one."""
+    if isinstance(data, dict):
+        return {key: finite(value, word) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value, word) for value in data]
+    return word(data) if isinstance(data, float) and not math.isfinite(data) else data

@@ -1,0 +1,339 @@
+"""What a run directory tells about its run, read without torch, finished or not, damaged or not.
+
+``metrics.jsonl`` has a line for each step and ``timings.jsonl`` its time; ``checks.jsonl`` has a line for each look at
+the images that are not trained on. What cannot be read is left out and said so in ``notes``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from bltoolbox.config.reading import LOG, RECIPE, FileRefused, parse_json, read_end, read_json, read_text
+from bltoolbox.config.yaml_text import Spot, parse
+from bltoolbox.errors import UsageError
+from bltoolbox.runs.layout import is_component
+from bltoolbox.runs.locks import LOCK_FILE, is_locked
+
+RECIPE_FILE = "resolved.yaml"
+SWEEP_FILE = "sweep.json"
+#: What a sweep keeps besides its cells.
+SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
+
+#: The name of a checkpoint, and its number.
+CHECKPOINT_NAME = re.compile(r"state-([0-9]{8,18})\.ckpt")
+#: No run writes numbers beyond this, and axes cannot be drawn for them.
+LARGEST = 1e100
+
+#: Which images a PSNR is of, and what people call them.
+Images = Literal["evaluation", "validation"]
+IMAGES: dict[Images, str] = {"evaluation": "test", "validation": "validation"}
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step: its loss (None if the step computed none), and the cost and the time up to its end."""
+
+    step: int
+    computations: float
+    seconds: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class CheckRecord:
+    """One check: the PSNR of θ after ``step`` steps, and the cost and the time up to there."""
+
+    step: int
+    computations: float
+    seconds: float | None = None
+    validation_psnr: float | None = None
+    evaluation_psnr: float | None = None
+
+    def psnr(self, images: Images) -> float | None:
+        return self.evaluation_psnr if images == "evaluation" else self.validation_psnr
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """A run as its directory tells it."""
+
+    path: Path
+    recipe: dict[str, Any]
+    status: str
+    finished: bool
+    summary: dict[str, Any] = field(repr=False)
+    steps: list[StepRecord] = field(repr=False)
+    checks: list[CheckRecord] = field(repr=False)
+    #: What was damaged or is missing, a sentence each.
+    notes: list[str]
+
+    @classmethod
+    def read(cls, path: Path | str) -> RunHistory:
+        """Read a run directory; only what has no ``resolved.yaml`` is none."""
+        path = Path(path)
+        if not is_run(path):
+            raise UsageError(f"{path} is not a run directory: it has no {RECIPE_FILE}")
+        notes: list[str] = []
+        recipe = read_recipe(path, notes)
+        status = read_status(path)
+        if status is None:
+            notes.append("status.json is missing or damaged")
+        timings = _by_step(read_lines(path / "timings.jsonl", notes))
+        metrics = _by_step(read_lines(path / "metrics.jsonl", notes))
+        seconds = {step: _number(line.get("seconds")) for step, line in timings.items()} | {0: 0.0}
+        steps = [
+            StepRecord(
+                step, _number(line.get("computations")) or 0.0, seconds.get(step), _number(line.get("loss"))
+            )
+            for step, line in sorted(metrics.items())
+        ]
+        checks = _by_step(read_lines(path / "checks.jsonl", notes, required=False))
+        if not checks:
+            named = ("validation_psnr", "evaluation_psnr")
+            checks = {step: line for step, line in metrics.items() if any(name in line for name in named)}
+        found = [_check(step, line, seconds) for step, line in sorted(checks.items())]
+        summary = status or {}
+        finished = bool(summary.get("finished"))
+        return cls(path, recipe, _state(path, summary), finished, summary, steps, found, notes)
+
+    @property
+    def seed(self) -> Any:
+        return self.recipe.get("seed")
+
+    @property
+    def computations(self) -> float:
+        """Everything the run has spent on training."""
+        spent = [one.computations for one in self.steps] + [one.computations for one in self.checks]
+        return max([*spent, _number(self.summary.get("computations")) or 0.0])
+
+    @property
+    def seconds(self) -> float | None:
+        """The time the run has spent on training."""
+        if (total := _number(self.summary.get("seconds"))) is not None:
+            return total
+        known = [one.seconds for one in self.steps if one.seconds is not None]
+        return known[-1] if known else None
+
+    @property
+    def step_count(self) -> int:
+        return int(_number(self.summary.get("steps")) or (self.steps[-1].step if self.steps else 0))
+
+    def has(self, images: Images) -> bool:
+        """Whether the checks looked at these images."""
+        return any(check.psnr(images) is not None for check in self.checks)
+
+    def psnrs(self, images: Images) -> list[tuple[CheckRecord, float]]:
+        """The checks that looked at these images, and what they found."""
+        found = [(check, check.psnr(images)) for check in self.checks]
+        return [(check, psnr) for check, psnr in found if psnr is not None]
+
+    def best_psnr(self, images: Images) -> float | None:
+        return max((psnr for _, psnr in self.psnrs(images)), default=None)
+
+    @property
+    def test_psnr(self) -> float | None:
+        """PSNR on the evaluation images of the θ that the run chose; None before its end."""
+        return _number(self.summary.get("psnr_after"))
+
+    @property
+    def validation_psnr(self) -> float | None:
+        """The best PSNR on the held-out images."""
+        found = _number(self.summary.get("psnr_validation"))
+        return self.best_psnr("validation") if found is None else found
+
+    def reached(self, level: float, images: Images) -> CheckRecord | None:
+        """The first check at which θ was that good."""
+        return next((check for check, psnr in self.psnrs(images) if psnr >= level), None)
+
+    def check_at(self, computations: float) -> CheckRecord | None:
+        """The last check that was made for that cost or less."""
+        made = [check for check in self.checks if check.computations <= computations]
+        return made[-1] if made else None
+
+    def theta_file(self, check: CheckRecord) -> Path:
+        """Where the θ of a check is kept."""
+        return self.path / "thetas" / f"{check.step:06d}.safetensors"
+
+
+def is_run(path: Path) -> bool:
+    return (path / RECIPE_FILE).is_file()
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run directory has something to resume from."""
+    try:
+        return any(CHECKPOINT_NAME.fullmatch(one.name) for one in (path / "checkpoints").iterdir())
+    except OSError:
+        return False
+
+
+def read_status(path: Path) -> dict[str, Any] | None:
+    """What ``status.json`` says; None if there is none that can be read."""
+    try:
+        found = read_json(path / "status.json", follow=False)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def expand(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
+    """Run directories as they are, sweeps as their runs; each once. And a sentence for each cell that is no run yet."""
+    found: dict[Path, Path] = {}
+    notes: list[str] = []
+    for path in paths:
+        if is_run(path):
+            runs = [path]
+        elif (path / SWEEP_FILE).is_file():
+            runs = list(_cells(path))
+            notes += [f"{one} has not been started" for one in runs if not is_run(one)]
+        elif path.exists():
+            raise UsageError(
+                f"{path} is neither a run directory nor a sweep: it has no {RECIPE_FILE} and no {SWEEP_FILE}"
+            )
+        else:
+            raise UsageError(f"{path} does not exist; give run directories or sweeps")
+        for run in runs:
+            if is_run(run):
+                found.setdefault(run.resolve(), run)
+    return list(found.values()), notes
+
+
+def _cells(path: Path) -> Iterator[Path]:
+    try:
+        cells = read_json(path / SWEEP_FILE, follow=False)["cells"]
+        names = [str(cell["name"]) for cell in cells]
+    except (OSError, ValueError, KeyError, TypeError):  # damaged: every run in it
+        names = sorted(one.name for one in path.iterdir() if is_run(one))
+    refuse_paths(path / SWEEP_FILE, names)
+    yield from (path / name for name in names)
+
+
+def refuse_paths(file: Path, names: Iterable[str]) -> None:
+    """The cells of a sweep lie in its directory: their names are no paths."""
+    for name in names:
+        if not is_component(name) or name.casefold() in SWEEP_NAMES:
+            raise UsageError(
+                f"{file} names a cell {name!r}, which is not the name of a folder in the sweep; correct the"
+                " file or do without this sweep"
+            )
+
+
+def read_lines(path: Path, notes: list[str], *, required: bool = True) -> list[dict[str, Any]]:
+    """The JSON objects of a log, line by line; what is damaged is left out and noted."""
+    try:
+        text = read_text(path, LOG, follow=False, errors="replace")
+    except FileRefused as error:
+        notes.append(str(error))
+        return []
+    except OSError:
+        if required:
+            notes.append(f"{path.name} is missing")
+        return []
+    return _parse_lines(text.split("\n"), path.name, notes)
+
+
+def read_tail(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
+    """The last lines of a log that is being written."""
+    try:
+        end = read_end(path, size, follow=False)
+    except (OSError, FileRefused):
+        return []
+    lines = end.decode("utf-8", "replace").split("\n")
+    return _parse_lines(lines if len(end) < size else lines[1:], path.name, [])
+
+
+@dataclass(frozen=True)
+class Glance:
+    """How far a run is that is still going on."""
+
+    step: int = 0
+    fraction: float = 0.0
+    psnr: float | None = None
+
+
+def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
+    """From the ends of its logs alone, so that it can be asked often."""
+    metrics, timings = read_tail(path / "metrics.jsonl"), read_tail(path / "timings.jsonl")
+    checks = read_tail(path / "checks.jsonl")
+    found = [_check(0, line, {}) for line in [*metrics, *checks]]
+    psnrs = [psnr for check in found for psnr in (check.evaluation_psnr or check.validation_psnr,) if psnr]
+    spent = {
+        "steps": metrics[-1].get("step") if metrics else None,
+        "computations": metrics[-1].get("computations") if metrics else None,
+        "seconds": timings[-1].get("seconds") if timings else None,
+    }
+    budget = recipe.get("budget") or {}
+    limits = {name: _number(budget.get(name)) for name in spent}
+    shares = [(_number(spent[name]) or 0.0) / limit for name, limit in limits.items() if limit]
+    share = min(1.0, max(shares, default=0.0))
+    return Glance(int(_number(spent["steps"]) or 0), share, psnrs[-1] if psnrs else None)
+
+
+def _parse_lines(lines: Sequence[str], name: str, notes: list[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    damaged: list[int] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = parse_json(line, name) if line.strip() else None
+        except ValueError:
+            record = ()
+        if isinstance(record, dict):
+            found.append(record)
+        elif record is not None:
+            damaged.append(number)
+    if damaged:
+        many = len(damaged) > 1
+        places = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
+        notes.append(
+            f"{name}: line{'s' * many} {places} cannot be read and {'are' if many else 'is'} left out"
+        )
+    return found
+
+
+def _by_step(lines: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Lines by their step; of two for the same step the later one counts."""
+    return {line["step"]: line for line in lines if isinstance(line.get("step"), int)}
+
+
+def _check(step: int, line: Mapping[str, Any], seconds: Mapping[int, float | None]) -> CheckRecord:
+    own = _number(line.get("seconds"))
+    psnrs = (_number(line.get(name)) for name in ("validation_psnr", "evaluation_psnr"))
+    return CheckRecord(
+        step,
+        _number(line.get("computations")) or 0.0,
+        seconds.get(step) if own is None else own,
+        *psnrs,
+    )
+
+
+def _state(path: Path, summary: Mapping[str, Any]) -> str:
+    said = str(summary.get("status", "unknown"))
+    # A run that was killed had no time to change what it says.
+    return "killed" if said == "running" and not is_locked(path) else said
+
+
+def read_recipe(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        document = parse(
+            read_text(path / RECIPE_FILE, RECIPE, follow=False, errors="replace"), Spot(str(path))
+        )
+    except (OSError, FileRefused):
+        document = parse("", Spot(str(path)))
+    if document.problems or not isinstance(document.data, dict):
+        notes.append(f"{RECIPE_FILE} is damaged, so its settings are unknown")
+        return {}
+    return document.data
+
+
+def _number(value: Any) -> float | None:
+    """A number that a figure can show, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if abs(value) < LARGEST else None
+    except OverflowError:
+        return None

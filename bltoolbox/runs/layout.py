@@ -1,0 +1,104 @@
+"""The names of the files in a run directory, and the list of those that its run has written.
+
+``files.json`` is what ``--overwrite`` goes by: it deletes what the list names, and nothing else. The list may come
+from someone else, so that a name counts only if it is one that a run gives to its files. A folder in the list, written
+with a slash, stands for the files in it that have such names; others that lie in it stay.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import bltoolbox
+from bltoolbox.config.reading import read_json
+from bltoolbox.runs.files import list_folder, write_json
+from bltoolbox.runs.locks import LOCK_FILE
+
+MANIFEST = "files.json"
+LOGS = ("metrics.jsonl", "timings.jsonl", "checks.jsonl", "log.txt")
+#: What every run writes, and what only some do.
+FILES = (
+    "recipe.yaml",
+    "resolved.yaml",
+    *LOGS,
+    "status.json",
+    "env.json",
+    "theta.safetensors",
+    "report.html",
+)
+EXTRA_FILES = ("trace.json",)
+#: State to continue from, θ at each check, pictures; and the names of the files in them.
+FOLDERS = {
+    "checkpoints": re.compile(
+        r"(state|warm|own)-[0-9]{8,}(-p[0-9]+)?(-[0-9]+of[0-9]+)?\.ckpt|(best|last)\.safetensors"
+    ),
+    "thetas": re.compile(r"[0-9]{6,}\.safetensors"),
+    "images": re.compile(r"(restored|curves|filters)\.png|evaluation\.json|evaluation-[0-9]+-[a-z]+\.png"),
+}
+_MAX_NAME = 255
+
+
+def is_component(name: object) -> bool:
+    """Whether ``name`` is the name of one file or folder: no path, nothing special, nothing invisible."""
+    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= _MAX_NAME:
+        return False
+    return name not in (".", "..") and not re.search(
+        r"[/\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", name
+    )
+
+
+def is_reserved(path: Path) -> bool:
+    """Whether a relative path leads to what a run writes itself."""
+    first = path.parts[0].casefold() if path.parts else ""
+    return first in FOLDERS or first in (*FILES, *EXTRA_FILES, MANIFEST, LOCK_FILE)
+
+
+class Manifest:
+    """The names that the run of a directory has written, and what started it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.there, content = _read(folder)
+        names = content.get("files")
+        known = (*FILES, *EXTRA_FILES, *(f"{name}/" for name in FOLDERS))
+        self.names = {name for name in names if name in known} if isinstance(names, list) else set()
+        self.started_by = content.get("started_by")
+
+    def claim(self, *names: str, started_by: str | None = None) -> None:
+        """Record names before they are written."""
+        if started_by is None and self.names >= set(names):
+            return
+        self.names |= set(names)
+        self.started_by = started_by or self.started_by
+        content = {
+            "bltoolbox": bltoolbox.__version__,
+            "started_by": self.started_by,
+            "files": sorted(self.names),
+        }
+        write_json(self.folder / MANIFEST, content, within=self.folder)
+
+    def files(self) -> tuple[list[Path], list[Path]]:
+        """What is there: the files of the run, and those that only have the names of such files."""
+        mine: list[Path] = []
+        strays: list[Path] = []
+        for name in list_folder(self.folder, self.folder):
+            if name in (*FILES, *EXTRA_FILES):
+                (mine if name in self.names else strays).append(self.folder / name)
+        for folder, pattern in FOLDERS.items():
+            owned = mine if f"{folder}/" in self.names else strays
+            names = list_folder(self.folder / folder, self.folder)
+            owned += [self.folder / folder / name for name in names if pattern.fullmatch(name)]
+        return mine, strays
+
+
+def _read(folder: Path) -> tuple[bool, dict[str, Any]]:
+    """Whether there is a list, and what it holds."""
+    try:
+        content = read_json(folder / MANIFEST, follow=False)
+    except OSError:
+        return False, {}
+    except ValueError:  # damaged, or not a regular file
+        return True, {}
+    return True, content if isinstance(content, dict) else {}

@@ -1,0 +1,76 @@
+"""Resolved recipes side by side: in which dotted keys do they differ, and how to call each of them. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bltoolbox.config.yaml_text import dump_inline
+
+_ABSENT = object()
+#: Keys that are of no consequence for what a run finds.
+IRRELEVANT = ("loggers",)
+
+
+def flatten(recipe: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """A recipe as dotted keys; a component's name stands at ``regularizer.name``."""
+    flat: dict[str, Any] = {}
+    for key, value in recipe.items():
+        if not above and key in IRRELEVANT:
+            continue
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat
+
+
+def differing(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The dotted keys that are not the same in all recipes, in the order of the recipes."""
+    flat = [flatten(recipe) for recipe in recipes]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    return [
+        key
+        for key in keys
+        if any(not _same(one.get(key, _ABSENT), flat[0].get(key, _ABSENT)) for one in flat)
+    ]
+
+
+def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells each recipe apart: ``upper_optimizer=isgd, sampler.size=8``; empty where nothing does.
+
+    Where recipes name different components, the options of a component are told only if they differ between the
+    recipes that name it.
+    """
+    flat = [flatten(recipe) for recipe in recipes]
+    keys = differing(recipes)
+    found = []
+    for one in flat:
+        parts = []
+        for key in keys:
+            if key not in one:
+                continue
+            rivals = [other for other in flat if _component(other, key, keys) == _component(one, key, keys)]
+            # Where nobody with the same component has another value, the component's name says it all.
+            if any(not _same(other.get(key, _ABSENT), one[key]) for other in rivals):
+                parts.append(f"{key.removesuffix('.name')}={shown(one[key])}")
+        found.append(", ".join(parts))
+    return found
+
+
+def _component(flat: Mapping[str, Any], key: str, keys: Sequence[str]) -> tuple[Any, ...]:
+    """The names, where they differ, of the components that an option belongs to."""
+    words = key.split(".")
+    above = [".".join([*words[:count], "name"]) for count in range(1, len(words))]
+    return tuple(repr(flat.get(name)) for name in above if name in keys and name != key)
+
+
+def shown(value: Any) -> str:
+    """A value as a person writes it."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else f"{value:.4g}"
+    return value if isinstance(value, str) else dump_inline(value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (one == other and isinstance(one, bool) == isinstance(other, bool))

@@ -1,0 +1,313 @@
+"""How far runs are that go on elsewhere, from their directories alone and without torch.
+
+The logs are read as they grow: each look takes only what is new, and a line that is still being written waits for the
+next look. A log that has become shorter, as a resumed run cuts it, is read anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bltoolbox.config.reading import LOG, FileRefused, open_file, parse_json, read_end, read_json
+from bltoolbox.errors import UsageError
+from bltoolbox.runs.history import IMAGES, SWEEP_FILE, Images, expand, is_run, read_recipe, read_status
+from bltoolbox.runs.locks import is_locked
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+#: The share of the steps that tells the pace from which the rest is estimated.
+_RECENT = 0.25
+#: What a look tells of the last step, where it is there.
+_FIGURES = (
+    "batch",
+    "step_size",
+    "tol",
+    "adjoint_tol",
+    "gradient_norm",
+    "distance_max",
+    "bound_mean",
+    "trials",
+)
+
+
+class Tail:
+    """The lines of a log that is being written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+        self._place = 0
+        self._file = 0
+        self._rest = b""
+
+    def look(self) -> list[dict[str, Any]]:
+        """All whole lines up to now; what cannot be read is left out."""
+        try:
+            with open_file(self.path, follow=False) as log:
+                found = os.fstat(log.fileno())
+                LOG.check(self.path, found.st_size)
+                if found.st_size < self._place or found.st_ino != self._file:
+                    self.lines, self._place, self._rest, self._file = [], 0, b"", found.st_ino
+                log.seek(self._place)
+                new = log.read(found.st_size - self._place)
+        except (OSError, FileRefused):
+            return self.lines
+        self._place += len(new)
+        *whole, self._rest = (self._rest + new).split(b"\n")
+        for line in whole:
+            try:
+                record = parse_json(line, self.path)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                self.lines.append(record)
+        return self.lines
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at a run."""
+
+    path: Path
+    name: str
+    #: finished, running, starting, interrupted, killed, failed or unknown; and the sentence that the run left.
+    state: str
+    status: str
+    step: int = 0
+    computations: float = 0.0
+    seconds: float = 0.0
+    #: The part of the budget that is used.
+    fraction: float = 0.0
+    #: What the run does once its budget is spent, e.g. tuning the baseline.
+    phase: str = ""
+    #: Seconds until the budget is spent, at the pace of the last steps.
+    left: float | None = None
+    losses: list[float] = field(default_factory=list, repr=False)
+    psnrs: dict[str, list[float]] = field(default_factory=dict, repr=False)
+    #: Figures of the last step.
+    last: dict[str, float] = field(default_factory=dict)
+    #: Iterations per sample in the last step.
+    iterations: float | None = None
+    #: At the end: label, measured, learned of each evaluation image that was kept.
+    images: list[tuple[str, float | None, float | None]] = field(default_factory=list)
+    summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def going_on(self) -> bool:
+        return self.state in ("running", "starting")
+
+    @property
+    def loss(self) -> float | None:
+        return self.losses[-1] if self.losses else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return {
+            "run_dir": str(self.path),
+            "state": self.state,
+            "status": self.status,
+            "step": self.step,
+            "computations": self.computations,
+            "seconds": self.seconds,
+            "fraction": self.fraction,
+            "phase": self.phase,
+            "seconds_left": self.left,
+            "loss": self.loss,
+            **{f"psnr_{name}": values[-1] for name, values in self.psnrs.items()},
+            "iterations_per_sample": self.iterations,
+            "last_step": self.last,
+            "images": [
+                {"label": label, "psnr_before": before, "psnr_after": after}
+                for label, before, after in self.images
+            ],
+            "summary": dict(self.summary) if self.state == "finished" else None,
+        }
+
+
+class Watched:
+    """A run directory to look at again and again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics, self.timings, self.checks = (
+            Tail(path / f"{name}.jsonl") for name in ("metrics", "timings", "checks")
+        )
+        self._recipe: tuple[int, dict[str, Any]] | None = None
+
+    def look(self) -> Snapshot:
+        # The lock first: a run that ends between two lines of this function is then seen as ended next time.
+        locked = is_locked(self.path)
+        status = read_status(self.path) or {}
+        metrics, timings, checks = (log.look() for log in (self.metrics, self.timings, self.checks))
+        seconds = _number(timings[-1].get("seconds")) if timings else None
+        last, before = (metrics[-1] if metrics else {}), (metrics[-2] if len(metrics) > 1 else {})
+        finished = bool(status.get("finished"))
+        state = _state(str(status.get("status", "")), finished, locked)
+        shares = self._shares(metrics, timings)
+        losses = [value for line in metrics if (value := _number(line.get("loss"))) is not None]
+        total = _number(status.get("seconds")) if finished else seconds
+        spent = state == "running" and bool(shares) and shares[-1] >= 1
+        return Snapshot(
+            path=self.path,
+            name=_place(self.path),
+            state=state,
+            status=str(status.get("status", state)),
+            step=int(_number(last.get("step")) or 0),
+            computations=_number(last.get("computations")) or 0.0,
+            seconds=total or 0.0,
+            fraction=1.0 if finished else (shares[-1] if shares else 0.0),
+            phase=_last_line(self.path / "log.txt") if spent else "",
+            left=_left(shares, timings) if state == "running" and not spent else None,
+            losses=losses,
+            psnrs=_psnrs(checks),
+            last={name: value for name in _FIGURES if (value := _number(last.get(name))) is not None},
+            iterations=_iterations(last, before),
+            images=_images(self.path) if finished else [],
+            summary=status,
+        )
+
+    def recipe(self) -> dict[str, Any]:
+        """Read again only when it has changed, as a resumed run's budget may."""
+        try:
+            changed = (self.path / "resolved.yaml").stat().st_mtime_ns
+        except OSError:
+            return {}
+        if self._recipe is None or self._recipe[0] != changed:
+            self._recipe = changed, read_recipe(self.path, [])
+        return self._recipe[1]
+
+    def _shares(
+        self, metrics: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]]
+    ) -> list[float]:
+        """The part of the budget that was used after each step: the largest over its limits."""
+        budget = self.recipe().get("budget")
+        limits = {
+            name: limit
+            for name in ("steps", "computations", "seconds")
+            if isinstance(budget, Mapping) and (limit := _number(budget.get(name)))
+        }
+        shares = []
+        for number, line in enumerate(metrics):
+            spent = {
+                "steps": line.get("step"),
+                "computations": line.get("computations"),
+                "seconds": timings[number].get("seconds") if number < len(timings) else None,
+            }
+            used = [(_number(spent[name]) or 0.0) / limit for name, limit in limits.items()]
+            shares.append(min(1.0, max(used, default=0.0)))
+        return shares
+
+
+def find(directories: Sequence[Path]) -> list[Path]:
+    """The runs to watch: sweeps as those of their runs that have been started."""
+    return expand(directories)[0]
+
+
+def newest(root: Path) -> Path:
+    """The run that was written to last, or the sweep it belongs to while that goes on."""
+    found = []
+    for recipe in root.rglob("resolved.yaml"):
+        logs = [recipe.parent / name for name in ("metrics.jsonl", "status.json", "resolved.yaml")]
+        times = [log.stat().st_mtime for log in logs if log.exists()]
+        found.append((is_locked(recipe.parent), max(times), recipe.parent))
+    if not found:
+        raise UsageError(f"there is no run under {root}; say which run directory to watch")
+    run = max(found)[2]
+    return run.parent if (run.parent / SWEEP_FILE).is_file() and is_locked(run.parent) else run
+
+
+def goes_on(directories: Sequence[Path]) -> bool:
+    """Whether a sweep among them may still start runs."""
+    return any(not is_run(path) and is_locked(path) for path in directories)
+
+
+def sparkline(values: Sequence[float], width: int, *, log: bool = False) -> str:
+    """Values as blocks of eight heights, several of them in one where they are many."""
+    if not values:
+        return ""
+    heights = [math.log(value) for value in values] if log and min(values) > 0 else list(values)
+    count = min(width, len(heights))
+    edges = [round(k * len(heights) / count) for k in range(count + 1)]
+    means = [sum(heights[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        return BLOCKS[3] * count
+    return "".join(BLOCKS[min(7, int(8 * (mean - low) / (high - low)))] for mean in means)
+
+
+def _psnrs(checks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    kinds: tuple[Images, ...] = ("evaluation", "validation")
+    found = {
+        IMAGES[kind]: [value for line in checks if (value := _number(line.get(f"{kind}_psnr"))) is not None]
+        for kind in kinds
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _state(said: str, finished: bool, locked: bool) -> str:
+    if finished and not locked:
+        return "finished"
+    if locked:
+        return "running" if said else "starting"
+    if said == "running":
+        return "killed"
+    return "failed" if said.startswith("failed") else said or "unknown"
+
+
+def _left(shares: Sequence[float], timings: Sequence[Mapping[str, Any]]) -> float | None:
+    """At the pace of the last quarter of the steps."""
+    count = min(len(shares), len(timings))
+    if count < 2:
+        return None
+    first = max(0, count - 1 - max(1, round(_RECENT * count)))
+    begin, end = (_number(timings[k].get("seconds")) for k in (first, count - 1))
+    gained = shares[count - 1] - shares[first]
+    if begin is None or end is None or gained <= 0:
+        return None
+    return (1 - shares[count - 1]) * (end - begin) / gained
+
+
+def _last_line(path: Path) -> str:
+    """What a run said last, without the time."""
+    try:
+        lines = read_end(path, 4096, follow=False).decode("utf-8", "replace").splitlines()
+    except (OSError, FileRefused):
+        return ""
+    return re.sub(r"^\s*[\d.]+ s\s+", "", lines[-1]) if lines else ""
+
+
+def _iterations(last: Mapping[str, Any], before: Mapping[str, Any]) -> float | None:
+    spent, size = _number(last.get("computations")), _number(last.get("batch"))
+    return (spent - (_number(before.get("computations")) or 0.0)) / size if spent and size else None
+
+
+def _images(path: Path) -> list[tuple[str, float | None, float | None]]:
+    """What the finished run has kept of its evaluation images."""
+    try:
+        index = read_json(path / "images" / "evaluation.json", follow=False)
+        found = []
+        for one in index:
+            psnrs = {part["key"]: _number(part["psnr"]) for part in one["variants"]}
+            found.append((str(one["label"]), psnrs.get("measured"), psnrs.get("learned")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return found
+
+
+def _place(path: Path) -> str:
+    return "/".join(path.resolve().parts[-2:])
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None

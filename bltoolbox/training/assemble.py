@@ -1,0 +1,308 @@
+"""From a valid recipe to an experiment: components built, checked against each other and against the data.
+
+Nothing is written to disk here, so that a combination that cannot work costs nothing but a sentence.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import Problem, join, split, upgraded
+from bltoolbox.bilevel.roles import Data, Operator, Sampler, Theta
+from bltoolbox.bilevel.tensors import detached, keyed_generator
+from bltoolbox.config.compatibility import find_misfits
+from bltoolbox.config.recipe import Block, Recipe
+from bltoolbox.config.registry import Registry, load_registry
+from bltoolbox.distributed.ranks import ALONE, Ranks
+from bltoolbox.errors import BltError, MissingError, RecipeError, UsageError
+from bltoolbox.restoration.model import read_theta
+from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.usable import find_flaw
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.listeners import Guarded, Listener
+from bltoolbox.training.splits import hold_out, shared
+
+log = logging.getLogger(__name__)
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@detached()
+def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = ALONE) -> Experiment:
+    """Build everything a recipe names; raises before anything runs if the parts do not fit."""
+    registry = registry or load_registry()
+    device = pick_device(recipe.device, ranks)
+    set_precision(recipe.tf32)
+    check_partners(recipe, registry)
+    parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
+    operator, regularizer = parts["operator"], parts["regularizer"]
+    problem = Problem(operator, regularizer, recipe.constraint, recipe.strong_convexity, recipe.loss_scale)
+    train, validation, evaluation = _samples(recipe, registry, operator, device)
+    for samples in (train, validation, evaluation):
+        for key in ("operator", "regularizer"):
+            if samples is not None and (sentence := parts[key].check(samples.shape)):
+                raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {sentence}")
+    if recipe.on_divergence == "shrink-step" and not parts["upper_optimizer"].offers("shorten"):
+        name = recipe.upper_optimizer.name
+        raise _refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
+    sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
+    theta = _initial_theta(recipe, problem, train.shape[0], train.dtype, device)
+    if ranks.first and not (regularizer.convex or _definite(problem, theta, train.shape)):
+        log.warning(
+            "regularizer %r is not convex, and operator %r is not known to make up for it: the lower level may have"
+            " several minimisers, and conjugate gradients may meet negative curvature; set strong_convexity in the"
+            " recipe",
+            recipe.regularizer.name,
+            recipe.operator.name,
+        )
+    oracle = BilevelOracle(
+        problem,
+        train,
+        parts["lower_solver"],
+        parts["hypergradient"],
+        chunk=recipe.chunk,
+        iteration_limit=recipe.iteration_limit,
+        strict=not parts["upper_optimizer"].handles_floor,
+        bound=recipe.certificates.bound,
+        bound_every=recipe.certificates.every,
+        ranks=ranks,
+    )
+    baseline = _baseline(recipe, registry, problem, train)
+    loggers = [Guarded(block.name, _logger(recipe, block, registry)) for block in recipe.loggers]
+    return Experiment(
+        recipe=recipe,
+        oracle=oracle,
+        sampler=parts["sampler"],
+        sampler_state=sampler_state,
+        optimizer=parts["upper_optimizer"],
+        theta=theta,
+        validation=validation,
+        evaluation=evaluation,
+        baseline=baseline,
+        loggers=loggers,
+    )
+
+
+def _definite(problem: Problem, theta: Theta, shape: Sequence[int]) -> bool:
+    """Whether the data term, with what the recipe adds, is strongly convex, and how far from convex R is, is known."""
+    data = problem.operator.strong_convexity(split(theta, "operator"), shape)
+    definite = (0.0 if data is None else float(data)) + problem.strong_convexity > 0
+    return definite and float(problem.at(theta, shape).mu) > -math.inf
+
+
+_SINGLE = ("operator", "regularizer", "lower_solver", "hypergradient", "sampler", "upper_optimizer")
+
+
+def build(recipe: Recipe, key: str, registry: Registry) -> Any:
+    """The component of one section of a recipe; what its constructor refuses is a problem of that section."""
+    block = getattr(recipe, key)
+    try:
+        return block.build(registry)
+    except ValueError as error:
+        raise _refusal(recipe, key, f"{block.name}: {error}") from error
+
+
+def _logger(recipe: Recipe, block: Block, registry: Registry) -> Listener:
+    try:
+        logger: Listener = block.build(registry)
+    except ValueError as error:
+        raise _refusal(recipe, "loggers", f"{block.name}: {error}") from error
+    return logger
+
+
+def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """`auto` is the first CUDA device if there is one, else the CPU. Each of several ranks has a device of its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks.size > 1 and name.startswith("cuda"):
+        if name != "cuda":
+            raise MissingError(
+                f"device {name!r} is one, for {ranks.size} ranks; use cuda, and each has its own"
+            )
+        name = f"cuda:{ranks.local}"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise MissingError(f"device {name!r} is not known to torch; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(1, device=device, dtype=torch.float64).sum().item()
+        except Exception as error:
+            raise MissingError(f"device {name!r} cannot be used here; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MissingError(
+            f"device {name!r} is not available: torch sees no CUDA device here; use device=cpu or auto"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise MissingError(
+            f"device {name!r} is not available: there are {torch.cuda.device_count()} CUDA devices"
+            + (", and each rank needs one of its own" if ranks.size > 1 else "")
+        )
+    return device
+
+
+def set_precision(tf32: bool) -> None:
+    """Say what CUDA may do with float32, rather than leave it to the defaults of a version of torch."""
+    convolutions = getattr(torch.backends.cudnn, "conv", None)
+    if convolutions is None:  # before torch 2.9
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        return
+    for owner in (torch.backends.cuda.matmul, convolutions):
+        owner.fp32_precision = "tf32" if tf32 else "ieee"
+
+
+def check_partners(recipe: Recipe, registry: Registry) -> None:
+    """Loading a recipe has checked this; one put together in Python is checked here."""
+    misfits = find_misfits(vars(recipe), registry)
+    if misfits:
+        raise RecipeError([recipe.problem(one.section, one.message) for one in misfits])
+
+
+def _samples(
+    recipe: Recipe, registry: Registry, operator: Operator, device: torch.device
+) -> tuple[Samples, Samples | None, Samples | None]:
+    data = build(recipe, "data", registry)
+    held_out = recipe.validation.count
+    if held_out >= len(data):
+        raise _refusal(
+            recipe,
+            "validation",
+            f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training",
+        )
+
+    def samples(source: Data, key: str, stream: str, ids: Sequence[int] | None = None) -> Samples:
+        return _measured(recipe, source, key, stream, operator, device, ids)
+
+    training, held = hold_out(data, held_out)
+    if not training:
+        raise _refusal(
+            recipe,
+            "validation",
+            f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training, since"
+            " images of one photograph stay together; hold fewer out",
+        )
+    train = samples(data, "data", "train", training)
+    validation = samples(data, "data", "train", held) if held_out else None
+    evaluation = None
+    if recipe.evaluation is not None:
+        other = build(recipe, "evaluation", registry)
+        _refuse_overlap(recipe, data, other)
+        evaluation = samples(other, "evaluation", "evaluation")
+        if evaluation.shape[0] != train.shape[0]:
+            raise _refusal(
+                recipe,
+                "evaluation",
+                f"the evaluation images have {evaluation.shape[0]} channels and the training images {train.shape[0]};"
+                " set color: gray to make both gray",
+            )
+    return train, validation, evaluation
+
+
+def _measured(
+    recipe: Recipe,
+    source: Data,
+    key: str,
+    stream: str,
+    operator: Operator,
+    device: torch.device,
+    ids: Sequence[int] | None,
+) -> Samples:
+    """Images of a section with their measurements."""
+    try:
+        return Samples(
+            source,
+            operator,
+            noise=recipe.noise,
+            seed=recipe.seed,
+            color=recipe.color,
+            stream=stream,
+            dtype=DTYPES[recipe.dtype],
+            device=device,
+            ids=ids,
+            workers=recipe.workers,
+        )
+    except ValueError as error:
+        raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error
+
+
+def evaluation_samples(recipe: Recipe, operator: Operator, registry: Registry | None = None) -> Samples:
+    """The evaluation images of a recipe alone; its training images need not be there."""
+    if recipe.evaluation is None:
+        raise UsageError("the recipe has no evaluation images; name some, e.g. evaluation=photos")
+    source = build(recipe, "evaluation", registry or load_registry())
+    return _measured(recipe, source, "evaluation", "evaluation", operator, pick_device(recipe.device), None)
+
+
+def _refuse_overlap(recipe: Recipe, data: Data, evaluation: Data) -> None:
+    """What is reported must not have been trained on."""
+    both = range(len(data)) if recipe.data == recipe.evaluation else shared(data, evaluation)
+    if both:
+        example = evaluation.label(both[0])
+        raise _refusal(
+            recipe,
+            "evaluation",
+            f"{len(both)} of the {len(evaluation)} images are of photographs in the training data (the first is"
+            f" {example}); choose others, e.g. by count and offset, or leave evaluation out",
+        )
+
+
+def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:
+    try:
+        return sampler.init(m, recipe.seed)
+    except ValueError as error:
+        raise _refusal(recipe, "sampler", f"{recipe.sampler.name}: {error}") from error
+
+
+def _initial_theta(
+    recipe: Recipe,
+    problem: Problem,
+    channels: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    generator = keyed_generator("theta", recipe.seed)
+    theta = join(
+        regularizer=problem.regularizer.init_params(channels, generator),
+        operator=problem.operator.init_params(channels, generator),
+    )
+    if recipe.init is not None:
+        theta = _read_initial(recipe, problem, theta)
+    return {name: value.detach().to(device, dtype) for name, value in theta.items()}
+
+
+def _read_initial(recipe: Recipe, problem: Problem, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    try:
+        saved = upgraded(read_theta(str(recipe.init))[0], problem.regularizer)
+    except BltError as error:
+        raise _refusal(recipe, "init", str(error)) from error
+
+    if (flaw := find_flaw(problem, saved, [expected])) is not None:
+        raise _refusal(recipe, "init", f"the θ of {recipe.init} cannot be used: {flaw}")
+    return saved
+
+
+def _baseline(
+    recipe: Recipe, registry: Registry, problem: Problem, train: Samples
+) -> tuple[Problem, dict[str, Tensor]] | None:
+    if recipe.baseline is None:
+        return None
+    regularizer = build(recipe, "baseline", registry)
+    theta = join(regularizer=regularizer.init_params(train.shape[0], keyed_generator("theta", recipe.seed)))
+    if (size := sum(value.numel() for value in theta.values())) > 2:
+        raise _refusal(
+            recipe,
+            "baseline",
+            f"{recipe.baseline.name!r} has {size} parameters; a baseline has at most two, such as tv",
+        )
+    theta = {name: value.to(train.device, train.dtype) for name, value in theta.items()}
+    return Problem(problem.operator, regularizer, problem.constraint, problem.strong_convexity), theta
+
+
+def _refusal(recipe: Recipe, key: str, message: str) -> RecipeError:
+    return RecipeError([recipe.problem(key, message)])

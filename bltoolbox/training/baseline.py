@@ -1,0 +1,134 @@
+"""A reference to beat: a regularizer with one or two parameters, tuned on the training data.
+
+Derivative-free on purpose: coordinate-wise golden-section search needs nothing of what it is compared with. The search
+can be stopped at any iteration, and then keeps the best parameters it has tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import LowerLevel, Problem
+from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.distributed.ranks import ALONE, Ranks
+from bltoolbox.errors import BltError, BudgetExhausted, NumericalError
+from bltoolbox.restoration.evaluation import evaluate
+from bltoolbox.restoration.samples import Samples
+
+#: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm),
+#: and its final width.
+_IMAGES, _RADIUS, _WIDTH = 16, 2.0, 0.05
+_SWEEPS = 2
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best θ of ``trials`` and what they cost; ``complete`` unless the search was stopped."""
+
+    theta: dict[str, Tensor]
+    trials: int
+    iterations: int
+    complete: bool
+
+
+def tune(
+    problem: Problem,
+    theta: Theta,
+    samples: Samples,
+    solver: LowerSolver,
+    *,
+    tol: float,
+    chunk: int,
+    limit: int,
+    ranks: Ranks = ALONE,
+    stop: Callable[[], bool] = lambda: False,
+) -> Tuned:
+    """θ with the best mean PSNR on the first training images, as far as the search came before ``stop``."""
+    best = {name: value.clone() for name, value in theta.items()}
+    if sum(value.numel() for value in best.values()) > 2:
+        raise BltError("a baseline must be a regularizer with at most two parameters, such as tv")
+    options: dict[str, Any] = {"tol": tol, "chunk": chunk, "limit": limit, "ranks": ranks}
+    search = _Search(problem, samples, _Stoppable(solver, stop), options)
+    radius = _RADIUS
+    try:
+        for _ in range(_SWEEPS):
+            for name in best:
+                centre = float(best[name])
+                loss = partial(search.loss, best, name)
+                value = golden_section(loss, centre - radius, centre + radius, _WIDTH)
+                best[name] = best[name].new_full(best[name].shape, value)
+            radius /= 4
+    except BudgetExhausted:
+        return Tuned(search.best or best, search.trials, search.iterations, complete=False)
+    return Tuned(best, search.trials, search.iterations, complete=True)
+
+
+class _Search:
+    """Tries parameters, and remembers the best."""
+
+    def __init__(
+        self, problem: Problem, samples: Samples, solver: _Stoppable, options: dict[str, Any]
+    ) -> None:
+        self.problem, self.samples, self.solver, self.options = problem, samples, solver, options
+        self.trials = self.iterations = 0
+        self.least = math.inf
+        self.best: dict[str, Tensor] | None = None
+
+    def loss(self, theta: Theta, name: str, value: float) -> float:
+        """The negative mean PSNR with one parameter of θ changed; infinite where it cannot be computed."""
+        self.solver.check()
+        trial = dict(theta) | {name: theta[name].new_full(theta[name].shape, value)}
+        positions = range(min(_IMAGES, len(self.samples)))
+        try:
+            restored = evaluate(
+                self.problem, trial, self.samples, self.solver, positions=positions, **self.options
+            )
+        except NumericalError:
+            return math.inf
+        self.trials += 1
+        self.iterations += restored.iterations
+        if -restored.psnr < self.least:
+            self.least, self.best = -restored.psnr, trial
+        return -restored.psnr
+
+
+class _Stoppable(LowerSolver):
+    """A solver that gives up in the iteration in which it is told to stop."""
+
+    def __init__(self, solver: LowerSolver, stop: Callable[[], bool]) -> None:
+        self.solver, self.stop = solver, stop
+        self.exact_residual = solver.exact_residual  # type: ignore[misc]
+
+    def check(self) -> None:
+        if self.stop():
+            raise BudgetExhausted("the budget is spent")
+
+    def init(self, lower: LowerLevel, x0: Tensor) -> Any:
+        return self.solver.init(lower, x0)
+
+    def step(self, lower: LowerLevel, state: Any) -> Any:
+        self.check()
+        return self.solver.step(lower, state)
+
+
+def golden_section(function: Callable[[float], float], low: float, high: float, width: float) -> float:
+    """The minimiser of a unimodal function on [low, high], to within ``width``."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > width:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = function(right)
+    return left if at_left <= at_right else right

@@ -1,0 +1,319 @@
+"""Checkpoints: files that are either whole or refused, and the folder that holds the last two of them.
+
+A file is a line of magic, a line with the SHA-256 of the rest, and a `torch.save` payload that is loaded with
+``weights_only=True``: nothing in it can execute. A checkpoint is a manifest; the warm starts, which are most of its
+bytes, lie in segments that hold only the rows changed since the checkpoint before. Two checkpoints are kept with all
+segments they need, so that a damaged newest one costs at most the work between the two.
+
+On several ranks each writes its own segments, and rank 0 the manifest once all are on disk. A segment tells by its name
+which rank of how many wrote it: ranks of the same number read their own, any other number read all and take what
+lives with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.warm_starts import MAPPED, Store
+from bltoolbox.config.reading import CHECKPOINT, FileRefused, file_size, open_file
+from bltoolbox.distributed.ranks import ALONE, Ranks
+from bltoolbox.errors import BltError
+from bltoolbox.runs.files import remove, write_bytes
+from bltoolbox.runs.history import CHECKPOINT_NAME
+from bltoolbox.training.misfits import refusing_misfits
+from bltoolbox.training.payload import PayloadError, check_payload
+
+MAGIC = b"bltoolbox checkpoint\n"
+#: Version of the content. A newer one is refused, an older one is read.
+FORMAT = 2
+_KEPT = 2
+#: Characters of the checksum.
+_DIGEST = 64
+#: Segments are rewritten as one when they hold more rows than this many times the rows there are.
+_SLACK = 3
+
+
+#: Files that belong to a checkpoint: segments, what ranks keep for themselves, and rows on their way into memory.
+_PART = re.compile(r"(warm|own)-[0-9]{8,18}(-p[0-9]+)?(-[0-9]+of[0-9]+)?\.ckpt|warm-[a-z0-9_]{8}\.rows")
+
+
+class DamagedCheckpoint(BltError):
+    """A checkpoint is truncated, altered or not one at all."""
+
+
+def write_checked(path: Path, content: Mapping[str, Any], within: Path | None = None) -> None:
+    """Write ``content`` (tensors and plain data) with its checksum, atomically."""
+    buffer = io.BytesIO()
+    torch.save(dict(content), buffer)
+    payload = buffer.getvalue()
+    digest = hashlib.sha256(payload).hexdigest().encode()
+    write_bytes(path, MAGIC + digest + b"\n" + payload, within)
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """What ``write_checked`` wrote, or DamagedCheckpoint."""
+    payload = _read_payload(path)
+    try:
+        check_payload(payload)
+    except PayloadError as error:
+        raise DamagedCheckpoint(f"{path.name} is refused: {error}") from error
+    try:
+        content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DamagedCheckpoint(f"{path.name} holds something that is not plain data ({reason})") from error
+    if not isinstance(content, dict):
+        raise DamagedCheckpoint(f"{path.name} holds no checkpoint")
+    return content
+
+
+def _read_payload(path: Path) -> bytes:
+    """What follows the first two lines, if it is what they say."""
+    try:
+        with open_file(path, follow=False) as file:
+            head = file.readline(len(MAGIC)), file.readline(_DIGEST + 1)
+            if head[0] != MAGIC or len(head[1]) != _DIGEST + 1:
+                raise DamagedCheckpoint(f"{path.name} is not a checkpoint or was cut short")
+            CHECKPOINT.check(path, file_size(file))
+            payload = file.read()
+    except FileRefused as error:
+        raise DamagedCheckpoint(str(error)) from error
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path.name} cannot be read: {error.strerror or error}") from error
+    if hashlib.sha256(payload).hexdigest().encode() + b"\n" != head[1]:
+        raise DamagedCheckpoint(f"{path.name} does not match its checksum")
+    return payload
+
+
+def _segments(
+    changed: Mapping[str, Iterator[tuple[Tensor, Tensor]]],
+) -> Iterator[tuple[dict[str, dict[str, Tensor]], int]]:
+    """What the files of one checkpoint hold, each small enough for the memory, and the rows in them."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    count, size = 0, 0
+    for name, pieces in changed.items():
+        for ids, rows in pieces:
+            if parts and (name in parts or size + rows.nbytes > MAPPED):
+                yield parts, count
+                parts, count, size = {}, 0, 0
+            parts[name] = {"ids": ids, "rows": rows}
+            count, size = count + len(ids), size + rows.nbytes
+    if parts:
+        yield parts, count
+
+
+def _names_segment(entry: Any) -> bool:
+    """Whether an entry of a manifest is the name of a file beside it and a number of rows."""
+    if not isinstance(entry, list | tuple) or len(entry) != 2:
+        return False
+    name, count = entry
+    return isinstance(name, str) and Path(name).name == name and isinstance(count, int)
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder."""
+
+    def __init__(self, folder: Path, stores: Mapping[str, Store], ranks: Ranks = ALONE) -> None:
+        self.folder = folder
+        self.stores = stores
+        self.ranks = ranks
+        for store in stores.values():
+            store.folder = folder
+        #: Those of all ranks, the same on each.
+        self.segments: list[tuple[str, int]] = []
+        self.number = 0
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Write what changed, then the manifest that makes it count, then forget what nobody needs.
+
+        ``content`` is that of rank 0, but for its entry ``own``, which every rank keeps for itself.
+        """
+        ranks, number = self.ranks, self.number + 1
+        changed = {name: store.changed() for name, store in self.stores.items()}
+        rows = sum(store.changes for store in self.stores.values())
+        known = sum(int(store.known.sum()) for store in self.stores.values())
+        counts = ranks.gather("checkpoint", [rows, known])
+        held = sum(count for _, count in self.segments) + sum(one for one, _ in counts)
+        segments = self.segments
+        if sum(one for one, _ in counts) and held > _SLACK * max(sum(all_ for _, all_ in counts), 1):
+            changed = {name: store.everything() for name, store in self.stores.items()}
+            segments, rows = [], known
+        rest = dict(content)
+        own = rest.pop("own", None)
+
+        def write_own() -> dict[str, Any]:
+            written: dict[str, Any] = {"segments": []}
+            for part, (parts, count) in enumerate(_segments(changed)):
+                written["segments"].append([self._name("warm", number, f"-p{part}"), count])
+                self._write(written["segments"][-1][0], parts)
+            if own and ranks.size > 1:
+                written["own"] = self._name("own", number)
+                self._write(written["own"], {"own": own})
+            return written
+
+        written = ranks.each("checkpoint, segments", write_own)
+        segments = segments + [(name, count) for one in written for name, count in one["segments"]]
+        manifest = {
+            "format": FORMAT,
+            "segments": [list(one) for one in segments],
+            "own": [own] if ranks.size == 1 else [one["own"] for one in written if "own" in one],
+            "content": rest,
+        }
+        name = f"state-{number:08d}.ckpt"
+        ranks.each("checkpoint, manifest", lambda: self._write(name, manifest) if ranks.first else None)
+        self.number, self.segments = number, segments
+        for store in self.stores.values():
+            store.settle()
+        if ranks.first:
+            self._prune()
+
+    def load(
+        self, find_flaw: Callable[[Mapping[str, Any]], str | None] = lambda content: None
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The newest usable checkpoint, its warm starts put back, and a sentence for each one that was passed over.
+
+        One is usable if it is whole and ``find_flaw`` has nothing to say about its content.
+        The entry ``own`` of its content is a list of what the ranks kept for themselves.
+        """
+        passed: list[str] = []
+        names = [path.name for path in reversed(self._manifests())]
+        names, last = self.ranks.gather("checkpoints", [names, max(self._numbers())])[0]
+        for name in names:
+            manifest: dict[str, Any] = {}
+            own: list[Any] = []
+
+            def read(path: Path = self.folder / name, found: Any = (manifest, own)) -> str | None:
+                try:
+                    found[0].update(self._read_manifest(path))
+                    if (flaw := find_flaw(found[0]["content"])) is not None:
+                        raise DamagedCheckpoint(f"{path.name} {flaw}")
+                    for segment in self._own_segments(found[0]):
+                        read_checked(
+                            segment
+                        )  # all are whole before the first is used; one at a time in memory
+                    for one in found[0].get("own", []):
+                        found[1].append(self._read_own(one))
+                except DamagedCheckpoint as error:
+                    return f"{error}; falling back to the checkpoint before it"
+                return None
+
+            problems = [one for one in self.ranks.each(f"reading {name}", read) if one]
+            if problems:
+                passed.append(problems[0])
+                continue
+            for segment in self._own_segments(manifest):
+                with refusing_misfits(segment.name):
+                    for kind, held in read_checked(segment).items():
+                        self.stores[kind].restore(held)
+            for store in self.stores.values():
+                store.settle()
+            self.segments = [(str(segment), int(count)) for segment, count in manifest["segments"]]
+            self.number = last
+            self.ranks.gather("restored")
+            if self.ranks.first:
+                self._remove_orphans()
+            return manifest["content"] | {"own": [one for one in own if one]}, passed
+        raise BltError(
+            f"{self.folder} holds no usable checkpoint"
+            + (f": {'; '.join(passed)}" if passed else "; run it anew")
+        )
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        write_checked(self.folder / name, content, within=self.folder.parent)
+
+    def _name(self, kind: str, number: int, part: str = "") -> str:
+        """Of a file that this rank writes."""
+        writer = f"-{self.ranks.rank}of{self.ranks.size}" if self.ranks.size > 1 else ""
+        return f"{kind}-{number:08d}{part}{writer}.ckpt"
+
+    def _own_segments(self, manifest: Mapping[str, Any]) -> list[Path]:
+        return [self.folder / name for name, _ in manifest["segments"] if self._concerns(name)]
+
+    def _concerns(self, name: str) -> bool:
+        """Whether a segment may hold rows of this rank."""
+        found = re.search(r"-(\d+)of(\d+)\.ckpt$", name)
+        rank, size = (int(found[1]), int(found[2])) if found else (0, 1)
+        return size != self.ranks.size or rank == self.ranks.rank
+
+    def _read_manifest(self, path: Path) -> dict[str, Any]:
+        """A manifest that has everything ``load`` goes by."""
+        manifest = read_checked(path)
+        kind, state = manifest.get("format"), manifest.get("content")
+        if isinstance(kind, int):
+            self._refuse_newer(path, kind)
+        segments, own = manifest.get("segments"), manifest.get("own", [])
+        lengths = state.get("lengths") if isinstance(state, dict) else None
+        if not (
+            isinstance(kind, int)
+            and isinstance(state, dict)
+            and isinstance(state.get("run"), dict)
+            and isinstance(lengths, dict)
+            and all(isinstance(length, int) and length >= 0 for length in lengths.values())
+            and isinstance(segments, list)
+            and all(_names_segment(one) for one in segments)
+            and isinstance(own, list)
+        ):
+            raise DamagedCheckpoint(f"{path.name} does not have the content of a checkpoint")
+        return manifest
+
+    def _read_own(self, entry: Any) -> Any:
+        """What a rank kept for itself, in the manifest or in a file of its own."""
+        if isinstance(entry, str):
+            if Path(entry).name != entry:
+                raise DamagedCheckpoint(f"{entry} is not in the folder of the checkpoints")
+            entry = read_checked(self.folder / entry).get("own")
+        if not isinstance(entry, dict | None):
+            raise DamagedCheckpoint("what a rank kept for itself is not plain data")
+        return entry
+
+    def _refuse_newer(self, path: Path, kind: int) -> None:
+        if kind > FORMAT:
+            raise BltError(
+                f"{path.name} was written by a newer bltoolbox (format {kind}, this one reads up to"
+                f" {FORMAT}); update bltoolbox to resume this run"
+            )
+
+    def _manifests(self) -> list[Path]:
+        """Those of checkpoints, the newest last; whatever else lies here is not ours."""
+        found = [
+            path
+            for path in self.folder.glob("state-*.ckpt")
+            if CHECKPOINT_NAME.fullmatch(path.name) and path.is_file()
+        ]
+        return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
+
+    def _numbers(self) -> list[int]:
+        found = (
+            re.match(r"(?:state|warm|own)-([0-9]{8,18})[-.]", path.name)
+            for path in self.folder.glob("*.ckpt")
+        )
+        return [int(one[1]) for one in found if one] or [0]
+
+    def _prune(self) -> None:
+        """Keep the last manifests and the segments that they name."""
+        for path in self._manifests()[:-_KEPT]:
+            remove(path, within=self.folder.parent)
+        self._remove_orphans()
+
+    def _remove_orphans(self) -> None:
+        """Delete the files that no checkpoint names, such as those of one whose writing was cut off."""
+        needed: set[str] = set()
+        for path in self._manifests():
+            try:
+                manifest = self._read_manifest(path)
+            except DamagedCheckpoint:
+                continue
+            needed |= {name for name, _ in manifest["segments"]}
+            needed |= {name for name in manifest.get("own", []) if isinstance(name, str)}
+        for path in self.folder.iterdir():
+            if _PART.fullmatch(path.name) and path.name not in needed and not path.is_dir():
+                remove(path, within=self.folder.parent)

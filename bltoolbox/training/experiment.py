@@ -1,0 +1,500 @@
+"""The upper loop. Read this file first: everything else hangs on it.
+
+A step draws a batch, lets the upper-level optimizer ask the oracle about it, and moves θ. Now and then the
+held-out images are restored from a cold start; the best θ and the last one are both kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.problem import Problem
+from bltoolbox.bilevel.records import Batch, Cost, Step
+from bltoolbox.bilevel.roles import Sampler, Theta, UpperOptimizer
+from bltoolbox.bilevel.tensors import detached
+from bltoolbox.distributed.ranks import ALONE, RankFailed, RankLost, Ranks
+from bltoolbox.errors import BudgetExhausted, NumericalError, explain
+from bltoolbox.restoration.evaluation import Evaluation, evaluate
+from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.usable import find_flaw
+from bltoolbox.training.baseline import tune
+from bltoolbox.training.listeners import Check, Keeper, Listener, RunResult
+from bltoolbox.training.misfits import check_state, refusing_misfits
+
+if TYPE_CHECKING:
+    from bltoolbox.config.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+BUDGET_SPENT = "budget spent"
+
+#: Failed steps in a row that `on_divergence` recovers from, and what it says then.
+_FAILURES = 10
+_RECOVERY = {
+    "shrink-step": "back to the θ before, with shorter steps",
+    "skip-batch": "leaving this batch out",
+}
+
+#: The part of `budget.seconds` that is reserved for tuning the baseline.
+_BASELINE = 0.2
+
+_UNUSABLE = "the step leads to a θ that cannot be used"
+#: Steps in a row with a hypergradient of exactly zero after which a run fails.
+_ZEROS = 10
+_ZERO = (
+    "the hypergradient is exactly zero although the loss is not, so θ does not move: the adjoint system was not"
+    " iterated, as its tolerance is above the size of its right-hand side, or θ has no influence on the images; lower"
+    " upper_optimizer.adjoint_tol, or set upper_optimizer.tol to auto"
+)
+
+#: Evaluation images kept for the figure.
+_PICTURES = 4
+
+
+@dataclass
+class Experiment:
+    """A recipe, assembled."""
+
+    recipe: Recipe
+    oracle: BilevelOracle
+    sampler: Sampler
+    sampler_state: dict[str, Any]
+    optimizer: UpperOptimizer
+    theta: dict[str, Tensor]
+    validation: Samples | None = None
+    evaluation: Samples | None = None
+    baseline: tuple[Problem, dict[str, Tensor]] | None = None
+    loggers: Sequence[Listener] = ()
+    #: Where the run is written, if anywhere.
+    run_dir: Path | None = None
+
+    @property
+    def problem(self) -> Problem:
+        return self.oracle.problem
+
+    @property
+    def train(self) -> Samples:
+        return self.oracle.samples
+
+    def find_flaw(self, theta: Theta, constants: bool = True) -> str | None:
+        """Why θ cannot be used with this recipe, if so."""
+        return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
+
+    def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
+        """A θ that is not finite, or makes something infinite, is never taken for a result."""
+        if (flaw := self.find_flaw(theta, constants)) is not None:
+            raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
+
+    def model(self, theta: Theta) -> Model:
+        return Model(self.problem, self.oracle.solver, dict(theta), self.recipe)
+
+    @detached()
+    def run(
+        self,
+        listeners: Iterable[Listener] = (),
+        keeper: Keeper | None = None,
+        content: Mapping[str, Any] | None = None,
+        history: Sequence[dict[str, Any]] = (),
+    ) -> RunResult:
+        """Train, choose between the best and the last θ, evaluate.
+
+        With the ``content`` of a checkpoint (and the log ``history`` up to it) the run goes on from there.
+        """
+        run = _Run(self, [*listeners, *self.loggers], keeper)
+        if content is not None:
+            with refusing_misfits("the checkpoint"):
+                run.restore(content, history)
+        return run.run()
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(self, experiment: Experiment, listeners: list[Listener], keeper: Keeper | None) -> None:
+        self.experiment = experiment
+        self.listeners = listeners
+        self.keeper = keeper
+        self.theta = dict(experiment.theta)
+        self.state = experiment.optimizer.init(self.theta)
+        self.sampler_state = experiment.sampler_state
+        self.steps = 0
+        self.resumed = False
+        #: What interrupted calls have cost, on all ranks.
+        self.interrupted = Cost()
+        #: When it began, and how long the checks have taken, which no method is charged for.
+        self.ranks = experiment.oracle.ranks
+        self.began = self.ranks.now()
+        self.checking = 0.0
+        self.history: list[dict[str, Any]] = []
+        self.checks = 0
+        self.best: tuple[float, int, dict[str, Tensor]] | None = None
+        self.checked_at = -1
+        self.since_best = 0
+        self.ended: str | None = None
+        #: θ before the last step, failed steps in a row, and failed steps that were recovered from.
+        self.before = dict(experiment.theta)
+        self.failures = 0
+        self.recoveries = 0
+        #: Whether the disk refused something that the logs should hold: no checkpoint may then claim that they do.
+        self.unwritten = False
+        #: Steps in a row whose hypergradient was zero without cause.
+        self.zeros = 0
+
+    def run(self) -> RunResult:
+        self.experiment.oracle.before_call = self._stop_when_spent
+        self.experiment.oracle.after_call = self._checkpoint_if_due
+        self._tell("started", self.experiment)
+        if self.resumed:
+            self._tell("resumed", self.steps)
+        try:
+            self._train()
+            seconds = self._seconds()
+            self._checkpoint()
+            result = self._result(seconds)
+        except BaseException as error:
+            reason = f"failed: {explain(error)}" if isinstance(error, Exception) else "interrupted"
+            together = self.ranks.all_failed(error)
+            # On a full disk, or when a rank is gone, the checkpoints before this one have to do.
+            with contextlib.suppress(OSError, RankFailed, RankLost):
+                if self.ended is None and together and not self.unwritten:
+                    self._note_interrupted()
+                    self._checkpoint()
+            with contextlib.suppress(OSError):
+                self._tell("aborted", self.theta, reason)
+            with contextlib.suppress(RankFailed, RankLost):
+                # Nobody leaves before rank 0 has written everything.
+                if together:
+                    self.ranks.gather("end")
+            raise
+        self._tell("finished", result)
+        return result
+
+    def _note_interrupted(self) -> None:
+        """Add up over ranks what the call under way had cost: the ledger is charged when it is repeated."""
+        oracle = self.experiment.oracle
+        mine, lost = oracle.interrupted - self.interrupted, Cost()
+        for cost in self.ranks.gather("interrupted", asdict(mine)):
+            lost = lost + Cost(**cost)
+        self.interrupted = oracle.interrupted = self.interrupted + lost
+        if lost.computations:
+            self._tell("phase", f"{lost.computations:,} computations of an interrupted call will be repeated")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a checkpoint holds but the warm starts: plain data and tensors."""
+        return {
+            "theta": self.theta,
+            "optimizer": self.state,
+            "sampler": self.sampler_state,
+            "steps": self.steps,
+            "seconds": self._seconds(),
+            "checking": self.checking,
+            "cost": asdict(self.experiment.oracle.cost),
+            "interrupted": asdict(self.interrupted),
+            "journal": self.experiment.oracle.journal.pack(),
+            "own": {"trials": trials} if (trials := self.experiment.oracle.journal.trials()) else None,
+            "checks": self.checks,
+            "best": self.best,
+            "checked_at": self.checked_at,
+            "since_best": self.since_best,
+            "ended": self.ended,
+            "before": self.before,
+            "failures": self.failures,
+            "recoveries": self.recoveries,
+            "zeros": self.zeros,
+        }
+
+    def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
+        """Be where ``snapshot`` was taken. A run that ended because its budget was spent goes on if it has grown."""
+        check_state(content, self.experiment, self.state)
+        self.resumed = True
+        device = self.experiment.train.device
+        self.theta = _on(device, content["theta"])
+        self.state = _on(device, content["optimizer"])
+        self.sampler_state = content["sampler"]
+        self.steps = content["steps"]
+        self.checking = content["checking"]
+        self.began = self.ranks.now() - content["seconds"] - self.checking
+        self.experiment.oracle.cost = Cost(**content["cost"])
+        self.interrupted = self.experiment.oracle.interrupted = Cost(**content.get("interrupted", {}))
+        trials = [own["trials"] for own in content["own"]]
+        lives_here = self.experiment.oracle.solutions.owns
+        self.experiment.oracle.journal.restore(content["journal"], trials, device, lives_here)
+        self.checks = content["checks"]
+        self.best = content["best"] and (*content["best"][:2], _on(device, content["best"][2]))
+        self.checked_at = content["checked_at"]
+        self.since_best = content["since_best"]
+        self.before = _on(device, content["before"])
+        self.failures = content["failures"]
+        self.recoveries = content["recoveries"]
+        self.zeros = content.get("zeros", 0)
+        self.history = list(history)
+        self.ended = content["ended"]
+        if self.ended == BUDGET_SPENT and self._fraction() < 1:
+            self.ended = None
+            self.checks = int(self._fraction() * self.experiment.recipe.validation.checks)
+
+    def _train(self) -> None:
+        """Steps until the budget is spent or there is another reason to end."""
+        if self.checked_at < 0:
+            self._check(None)
+        while self.ended is None:
+            if self._fraction() >= 1:
+                self.ended = BUDGET_SPENT
+                break
+            batch, sampler_state = self.experiment.sampler.next(self.sampler_state)
+            try:
+                step = self.experiment.optimizer.step(
+                    self.theta, self.experiment.oracle.on(batch), self.state
+                )
+                self.experiment.require_usable(step.theta, _UNUSABLE, constants=False)
+            except BudgetExhausted:
+                self.ended = BUDGET_SPENT
+                break
+            except NumericalError as error:
+                self._recover(error, sampler_state)
+                continue
+            if step.finished:
+                self.ended = step.finished
+                self.experiment.oracle.journal.clear()
+                break
+            self._take(step, batch, sampler_state)
+            self._checkpoint_if_due()
+        if self.checked_at != self.steps:
+            self._check(None)
+
+    def _recover(self, error: NumericalError, sampler_state: dict[str, Any]) -> None:
+        """Go on after a step that failed, as the recipe says, or stop."""
+        said = f"step {self.steps + 1}: {error}"
+        policy = self.experiment.recipe.on_divergence
+        self.failures += 1
+        if policy == "stop":
+            raise NumericalError(said) from error
+        if self.failures > _FAILURES:
+            raise NumericalError(f"{said} (after {_FAILURES} attempts to recover)") from error
+        self.recoveries += 1
+        self.experiment.oracle.journal.clear()
+        self.sampler_state = sampler_state
+        if policy == "shrink-step":
+            self.theta = dict(self.before)
+            self.state = self.experiment.optimizer.shorten(self.state, 0.5)
+        self._tell("phase", f"{said}; {_RECOVERY[policy]}")
+
+    def _take(self, step: Step, batch: Batch, sampler_state: dict[str, Any]) -> None:
+        """Move to the new θ, log the step, check the held-out images when it is time."""
+        self.before, self.failures = self.theta, 0
+        self.theta, self.state, self.sampler_state = step.theta, step.state, sampler_state
+        self.steps += 1
+        self.experiment.oracle.journal.clear()
+        record: dict[str, Any] = {
+            "step": self.steps,
+            "batch": len(batch.ids),
+            "loss": step.loss if len(batch.ids) else None,
+            **step.metrics,
+            **self.experiment.oracle.certificate,
+            **self.experiment.oracle.cost.as_dict(),
+        }
+        if self.recoveries:
+            record["recoveries"] = self.recoveries
+        fraction, checks = self._fraction(), self.experiment.recipe.validation.checks
+        if fraction >= (self.checks + 1) / checks:
+            # At least one more: fraction * checks may round down to the check that is just being made.
+            self.checks = max(self.checks + 1, int(fraction * checks))
+            if self._check(record):
+                self.ended = "stopped early: no improvement on the validation images"
+        self.history.append(record)
+        self._tell("stepped", record, self._seconds(), min(fraction, 1.0))
+        self._watch_for_zeros(batch)
+
+    def _watch_for_zeros(self, batch: Batch) -> None:
+        """Warn when the hypergradient of a step was exactly zero without cause, and stop when it stays so."""
+        result = self.experiment.oracle.latest
+        if result is None or not any(batch.weights) or result.value.value == 0:
+            return  # an empty draw, or a loss of zero, has no other gradient
+        if any(bool(part.any()) for part in result.gradient.values()):
+            self.zeros = 0
+            return
+        self.zeros += 1
+        if self.zeros == 1 and self.ranks.first:
+            log.warning("step %d: %s", self.steps, _ZERO)
+        if self.zeros >= _ZEROS:
+            raise NumericalError(f"steps {self.steps - _ZEROS + 1} to {self.steps}: {_ZERO}")
+
+    def _check(self, record: dict[str, Any] | None) -> bool:
+        """Restore the held-out images with the current θ; whether patience is at its end."""
+        began = self.ranks.now()
+        experiment, settings = self.experiment, self.experiment.recipe.validation
+        self.checked_at = self.steps
+        psnr = self._psnr(experiment.validation)
+        test = self._psnr(experiment.evaluation) if settings.evaluation else None
+        better = psnr is not None and (self.best is None or psnr > self.best[0])
+        if psnr is not None:
+            if better:
+                self.best = psnr, self.steps, dict(self.theta)
+            self.since_best = 0 if better else self.since_best + 1
+        if record is not None:
+            found = {"validation_psnr": psnr, "evaluation_psnr": test}
+            record |= {name: value for name, value in found.items() if value is not None}
+        self._tell(
+            "checked", Check(self.steps, experiment.oracle.cost.computations, psnr, test, better), self.theta
+        )
+        self.checking += self.ranks.now() - began
+        return settings.patience is not None and self.since_best >= settings.patience
+
+    def _psnr(self, samples: Samples | None) -> float | None:
+        if samples is None:
+            return None
+        return self._restore(self.experiment.problem, self.theta, samples).psnr
+
+    def _result(self, seconds: float) -> RunResult:
+        """Choose θ and evaluate it beside what it should beat."""
+        experiment = self.experiment
+        theta, chosen = self._choose()
+        experiment.require_usable(theta, "the run ends with a θ that cannot be used")
+        baseline = self._baseline()
+        initial = self._evaluate(experiment.theta, "evaluating the initial θ")
+        evaluation = self._evaluate(theta, "evaluating the learned θ", keep=_PICTURES)
+        return RunResult(
+            status=self.ended or BUDGET_SPENT,
+            steps=self.steps,
+            cost=experiment.oracle.cost,
+            interrupted=self.interrupted,
+            seconds=seconds,
+            model=experiment.model(theta),
+            last=self.theta,
+            chosen=chosen,
+            validation_psnr=None if self.best is None else self.best[0],
+            evaluation=evaluation,
+            initial=initial,
+            baseline=baseline,
+            history=self.history,
+        )
+
+    def _choose(self) -> tuple[dict[str, Tensor], str]:
+        if self.best is None or self.best[1] == self.steps:
+            return self.theta, "last"
+        return self.best[2], f"best (step {self.best[1]})"
+
+    def _baseline(self) -> Evaluation | None:
+        experiment = self.experiment
+        if experiment.baseline is None or experiment.evaluation is None:
+            return None
+        problem, theta = experiment.baseline
+        self._tell("phase", "tuning the baseline")
+        tuned = tune(
+            problem, theta, experiment.train, experiment.oracle.solver, stop=self._late, **self._options()
+        )
+        experiment.oracle.charge(Cost(evaluation_iterations=tuned.iterations))
+        if not tuned.complete:
+            result = f"its best of {tuned.trials} trials is used" if tuned.trials else "it is left out"
+            self._tell("phase", f"budget.seconds was spent before the baseline was tuned; {result}")
+        if not tuned.trials:
+            return None
+        return self._restore(problem, tuned.theta, experiment.evaluation, keep=_PICTURES)
+
+    def _late(self) -> bool:
+        """Whether the seconds of the budget are spent, those reserved for the baseline included."""
+        limit = self.experiment.recipe.budget.seconds
+        return limit is not None and self.ranks.now() - self.began >= limit
+
+    def _evaluate(self, theta: Theta, sentence: str, keep: int = 0) -> Evaluation | None:
+        if self.experiment.evaluation is None:
+            return None
+        self._tell("phase", sentence)
+        return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep)
+
+    def _restore(self, problem: Problem, theta: Theta, samples: Samples, keep: int = 0) -> Evaluation:
+        oracle = self.experiment.oracle
+        restored = evaluate(problem, theta, samples, oracle.solver, keep=keep, **self._options())
+        oracle.charge(Cost(evaluation_iterations=restored.iterations))
+        return restored
+
+    def _options(self) -> dict[str, Any]:
+        recipe = self.experiment.recipe
+        return {
+            "tol": recipe.evaluation_tol,
+            "chunk": recipe.chunk,
+            "limit": recipe.iteration_limit,
+            "ranks": self.ranks,
+        }
+
+    def _fraction(self) -> float:
+        """The part of the budget of training that is used: the largest over its limits."""
+        budget, cost = self.experiment.recipe.budget, self.experiment.oracle.cost
+        tuned = self.experiment.baseline is not None and self.experiment.evaluation is not None
+        seconds = budget.seconds and budget.seconds * (1 - _BASELINE * tuned)
+        used = (
+            (budget.computations, cost.computations),
+            (budget.steps, self.steps),
+            (seconds, self._seconds() + self.checking),
+        )
+        return max(spent / limit for limit, spent in used if limit is not None)
+
+    def _seconds(self) -> float:
+        """Time spent on training."""
+        return self.ranks.now() - self.began - self.checking
+
+    def _stop_when_spent(self, cost: Cost) -> None:
+        if self._fraction() >= 1:
+            raise BudgetExhausted("the budget is spent")
+
+    def _checkpoint_if_due(self) -> None:
+        if self.keeper is not None and self.keeper.due():
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self.keeper is not None:
+            self.keeper.keep(self.snapshot())
+
+    def _tell(self, event: str, *details: Any) -> None:
+        try:
+            for listener in self.listeners if self.ranks.first else ():
+                getattr(listener, event)(*details)
+        except OSError:
+            self.unwritten = True
+            raise
+
+
+def _on(device: torch.device, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of a checkpoint, back on their device."""
+    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in content.items()}
+
+
+def run(
+    recipe: Recipe | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | str | None = None,
+    listeners: Sequence[Listener] = (),
+    ranks: Ranks = ALONE,
+    progress: bool = False,
+) -> RunResult:
+    """Run a recipe: an object, a file or a shipped recipe's name. Writes to ``out`` if given, else nothing.
+
+    With ``progress`` there is a bar on the terminal or in the notebook.
+
+    On several ranks (``with ranks.joined() as ranks``) each process calls this; rank 0 writes and tells.
+    """
+    from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict
+    from bltoolbox.reports.notebook import progress as shown
+    from bltoolbox.training.assemble import assemble
+    from bltoolbox.training.run_dir import RunDirectory
+
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, overrides)
+    elif overrides:
+        recipe = replace(recipe_from_dict(recipe.to_dict(), overrides), text=recipe.text, name=recipe.name)
+    experiment = assemble(recipe, ranks=ranks)
+    with shown(progress and ranks.first) as display:
+        if out is None:
+            return experiment.run([*display, *listeners])
+        return RunDirectory(out, ranks=ranks).run(experiment, [*display, *listeners])

@@ -1,0 +1,84 @@
+"""State that is whole but does not fit: of another recipe, or of another version of a component.
+
+A θ file or a checkpoint may have the right checksum and the wrong content. What can be compared is compared before it
+is used; whatever remains is refused in one sentence when it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.records import Cost
+from bltoolbox.bilevel.roles import Theta
+from bltoolbox.errors import BltError, explain
+
+if TYPE_CHECKING:
+    from bltoolbox.bilevel.warm_starts import Store
+    from bltoolbox.training.experiment import Experiment
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@contextlib.contextmanager
+def refusing_misfits(where: str) -> Iterator[None]:
+    """Turn what code trips over in the state of another recipe or version into one sentence."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error) if type(error) is ValueError else explain(error)
+        raise BltError(
+            f"{where} does not fit this recipe or this version of its components ({reason}); start a new run"
+        ) from error
+
+
+def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: Mapping[str, Any]) -> None:
+    """Raise ValueError if a checkpoint has not what a run goes on from; ``optimizer`` is the state of a fresh one."""
+    for key, expected in (("optimizer", optimizer), ("sampler", experiment.sampler_state)):
+        if lacking := sorted(set(expected) - set(content[key])):
+            raise ValueError(f"the state of the {key} has no {', '.join(lacking)}")
+    if unknown := sorted(set(content["cost"]) - {one.name for one in fields(Cost)}):
+        raise ValueError(f"the cost has an unknown entry {unknown[0]}")
+    for key in ("theta", "before"):
+        check_theta(content[key], experiment.theta)
+        for name, value in content[key].items():
+            if value.dtype != experiment.theta[name].dtype:
+                raise ValueError(f"{name} is {value.dtype}, not {experiment.theta[name].dtype}")
+    for key in (
+        "steps",
+        "seconds",
+        "checking",
+        "checks",
+        "checked_at",
+        "since_best",
+        "failures",
+        "recoveries",
+    ):
+        if not isinstance(content[key], int | float):
+            raise ValueError(f"{key} is not a number")
+    if not isinstance(content["ended"], str | None):
+        raise ValueError("the reason why the run ended is not a text")
+    for store in (experiment.oracle.solutions, experiment.oracle.adjoints):
+        _check_rows(store, tuple(experiment.train.shape))
+
+
+def check_theta(theta: Mapping[str, Any], expected: Theta) -> None:
+    """Raise ValueError if tensors have other names or shapes than expected, or hold no real numbers."""
+    if other := sorted(set(theta) ^ set(expected)):
+        there = "has an unknown tensor" if other[0] in theta else "lacks the tensor"
+        raise ValueError(f"θ {there} {other[0]}")
+    for name, value in theta.items():
+        if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
+            raise ValueError(f"{name} of θ does not hold real numbers")
+        if value.shape != expected[name].shape:
+            raise ValueError(f"{name} of θ has shape {list(value.shape)}, not {list(expected[name].shape)}")
+
+
+def _check_rows(store: Store, shape: tuple[int, ...]) -> None:
+    if store.rows is not None and tuple(store.rows.shape[1:]) != shape:
+        raise ValueError(f"warm starts have shape {list(store.rows.shape[1:])}, not {list(shape)}")

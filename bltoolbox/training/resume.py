@@ -1,0 +1,161 @@
+"""Taking up a run again: the recipe it was started with, of which only the budget may grow."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import bltoolbox
+from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_json, read_text
+from bltoolbox.config.recipe import Budget, Recipe, load_recipe
+from bltoolbox.errors import BltError, UsageError
+from bltoolbox.runs.history import RECIPE_FILE, is_run, read_status
+
+if TYPE_CHECKING:
+    from bltoolbox.config.registry import Registry
+    from bltoolbox.distributed.ranks import Ranks
+    from bltoolbox.training.experiment import Experiment
+    from bltoolbox.training.listeners import Listener, RunResult
+    from bltoolbox.training.run_dir import RunDirectory
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A run directory with its experiment, or with the ``summary`` of a run that has nothing left to do."""
+
+    directory: RunDirectory
+    experiment: Experiment
+    summary: dict[str, Any] | None
+
+
+@contextlib.contextmanager
+def reopen(
+    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks | None = None
+) -> Iterator[Reopened]:
+    """Assemble the experiment of a run directory again, which is locked from before its recipe is read."""
+    from bltoolbox.distributed.ranks import ALONE
+    from bltoolbox.training.run_dir import RunDirectory
+
+    ranks = ranks or ALONE
+    directory = RunDirectory(path, ranks=ranks)
+    assembled: list[tuple[Experiment, dict[str, Any] | None]] = []
+    # Before the lock, which would leave a file in a folder that is something else.
+    ranks.each("run directory there", lambda: _refuse_other(path))
+    with directory.held():
+        ranks.each("reopening", lambda: assembled.append(_assemble(path, overrides, registry, ranks)))
+        yield Reopened(directory, *assembled[0])
+
+
+def _assemble(
+    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks
+) -> tuple[Experiment, dict[str, Any] | None]:
+    """The experiment, and its summary if nothing is left to do."""
+    from bltoolbox.training.assemble import assemble
+
+    resolved = path / RECIPE_FILE
+    open_file(resolved, follow=False).close()  # refuses a link
+    _refuse_newer(path)
+    before = load_recipe(resolved, (), registry)
+    recipe = load_recipe(resolved, overrides, registry)
+    _only_budgets_grow(before, recipe)
+    given = _given(path)
+    name = str(_environment(path).get("recipe") or path.resolve().parent.name)
+    recipe = replace(recipe, text=given, name=name)
+    summary = _summary(path) if recipe.budget == before.budget else None
+    experiment = assemble(recipe, registry, ranks)
+    if summary is None:
+        _refuse_other_images(path, experiment)
+    return experiment, summary
+
+
+def resume(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    listeners: Sequence[Listener] = (),
+    ranks: Ranks | None = None,
+) -> RunResult:
+    """Go on with the run in ``path``, on any number of ranks; only budgets may be overridden, and only grow."""
+    from bltoolbox.config.registry import load_registry
+
+    with reopen(Path(path), overrides, load_registry(), ranks) as reopened:
+        if reopened.summary is not None:
+            raise UsageError(
+                f"{path} is finished: {reopened.summary['status']}; let its budget grow to go on"
+            )
+        return reopened.directory.resume(reopened.experiment, listeners)
+
+
+def _refuse_other(path: Path) -> None:
+    if not is_run(path):
+        raise UsageError(f"{path} is not a run directory: it has no {RECIPE_FILE}")
+
+
+def _refuse_newer(path: Path) -> None:
+    """A newer version may mean other things by the same words."""
+    written = str(_environment(path).get("bltoolbox", "0"))
+    if _number(written) > _number(bltoolbox.__version__):
+        raise BltError(
+            f"{path} was written by bltoolbox {written}, newer than this one ({bltoolbox.__version__});"
+            " update to resume it"
+        )
+
+
+def _refuse_other_images(path: Path, experiment: Experiment) -> None:
+    """Sampler, warm starts and noise go by the ids of images, which must still mean the same ones."""
+    from bltoolbox.training.run_dir import image_sets
+
+    before, now = _environment(path).get("images"), image_sets(experiment)
+    if not isinstance(before, dict):
+        return
+    for name, (count, digest) in now.items():
+        known = before.get(name)
+        if isinstance(known, list) and len(known) == 2 and known != [count, digest]:
+            was = known[0]
+            change = f"there were {was} and are {count}" if was != count else "some have other names"
+            raise BltError(
+                f"the {name} images are not those {path} was started with: {change}; put them back as they were,"
+                " or start a new run"
+            )
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    """What env.json holds; nothing if the run stopped before it was written, as nothing is lost by trying then."""
+    try:
+        content = read_json(path / "env.json", follow=False)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _given(path: Path) -> str:
+    """The recipe as the user wrote it, kept for people: the run goes by resolved.yaml."""
+    try:
+        return read_text(path / "recipe.yaml", RECIPE, follow=False, errors="replace")
+    except (OSError, FileRefused):
+        return ""
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version)[:3])
+
+
+def _only_budgets_grow(before: Recipe, after: Recipe) -> None:
+    if replace(after, budget=before.budget) != before:
+        raise UsageError("only budgets may change when a run is resumed; start a new run for anything else")
+    for one in fields(Budget):
+        old, new = getattr(before.budget, one.name), getattr(after.budget, one.name)
+        if old != new and new is not None and (old is None or new < old):
+            raise UsageError(
+                f"budget.{one.name} may only grow when a run is resumed: it is {old or 'unlimited'}"
+            )
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    """What a finished run reports; None if it has not finished or does not tell, as the checkpoint knows then."""
+    status = read_status(path) or {}
+    return status if status.get("finished") else None

@@ -1,0 +1,173 @@
+"""A grid of recipes: ``KEY=a,b,c`` on the command line becomes one cell for each combination of values.
+
+A comma separates values unless it stands in brackets, braces or quotes, so that a value may be a list or a whole
+component: ``upper_optimizer={name: isgd, step: 1},maid``. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bltoolbox.config.yaml_text import Spot, parse
+from bltoolbox.errors import UsageError
+from bltoolbox.runs.settings import shown
+
+#: More cells than this are a slip of the keyboard.
+MAX_CELLS = 10_000
+#: Longest name of a cell; what is longer is cut and told apart by a checksum.
+MAX_NAME = 80
+
+_OPEN, _CLOSE = "[{", "]}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid: what distinguishes it, and all overrides of its run."""
+
+    name: str
+    settings: dict[str, str]
+    overrides: list[str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Keys in the order they were given, each with its values as they were written."""
+
+    values: dict[str, list[str]]
+
+    @property
+    def varying(self) -> list[str]:
+        """The keys with several values."""
+        return [key for key, found in self.values.items() if len(found) > 1]
+
+    def __len__(self) -> int:
+        return math.prod(len(found) for found in self.values.values())
+
+    def cells(self) -> list[Cell]:
+        """Every combination; the last key varies fastest. Names are unique, whatever the file system thinks of case."""
+        varying = self.varying
+        labels = short_keys(varying)
+        cells: list[Cell] = []
+        taken: set[str] = set()
+        for values in itertools.product(*self.values.values()):
+            all_settings = dict(zip(self.values, values, strict=True))
+            settings = {key: all_settings[key] for key in varying}
+            parts = [f"{labels[key]}={readable(value)}" for key, value in settings.items()]
+            name = free_name(_cut(",".join(parts) or "run"), taken)
+            taken.add(name.casefold())
+            cells.append(Cell(name, settings, [f"{key}={value}" for key, value in all_settings.items()]))
+        return cells
+
+
+def parse_grid(arguments: Sequence[str]) -> Grid:
+    """From ``KEY=a,b,c`` words, in the order in which they were given."""
+    values: dict[str, list[str]] = {}
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        key = ".".join(part.strip() for part in key.split("."))
+        if not all(key.split(".")):
+            raise UsageError(f"{argument!r} is not of the form KEY=a,b,c, e.g. sampler.size=8,16")
+        if key in values:
+            raise UsageError(f"{key} is given twice; write all its values behind one '=': {key}=a,b,c")
+        values[key] = _values(key, text)
+    grid = Grid(values)
+    if len(grid) > MAX_CELLS:
+        raise UsageError(f"the grid has {len(grid):,} cells, more than {MAX_CELLS:,}; is that meant?")
+    return grid
+
+
+def split_values(text: str) -> list[str]:
+    """Cut at the commas that are in no brackets, braces or quotes."""
+    parts, depth, quote, begun = [""], 0, "", True
+    for letter in text:
+        if letter == "," and not depth and not quote:
+            parts.append("")
+            begun = True
+            continue
+        parts[-1] += letter
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"" and begun:
+            quote = letter
+        elif letter in _OPEN:
+            depth += 1
+        elif letter in _CLOSE:
+            depth = max(0, depth - 1)
+        # A quote opens one where a value begins; within a word it is an apostrophe.
+        begun = not quote and (letter in _OPEN + ",:" or (begun and letter.isspace()))
+    return [part.strip() for part in parts]
+
+
+def _values(key: str, text: str) -> list[str]:
+    found = split_values(text)
+    if len(found) == 1:
+        return [text]
+    if not all(found):
+        raise UsageError(f"{key}={text}: there is an empty value; write null if that is meant")
+    seen: dict[str, str] = {}
+    for value in found:
+        same = repr(_data(value))
+        if same in seen:
+            raise UsageError(f"{key}={text}: {value} is given twice" + _as(seen[same], value))
+        seen[same] = value
+    return found
+
+
+def _as(first: str, again: str) -> str:
+    return "" if first == again else f", first as {first}"
+
+
+def _data(value: str) -> Any:
+    """What YAML makes of a value; the text itself where it makes nothing of it, which validation will tell."""
+    document = parse(value, Spot("<override>"))
+    return value if document.problems else document.data
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Each dotted key by as few of its last words as tell it apart from the others."""
+    short: dict[str, str] = {}
+    for key in keys:
+        words = key.split(".")
+        endings = [".".join(words[-count:]) for count in range(1, len(words) + 1)]
+        others = [f".{other}" for other in keys if other != key]
+        short[key] = next(
+            (one for one in endings if not any(other.endswith(f".{one}") for other in others)), key
+        )
+    return short
+
+
+def readable(value: str) -> str:
+    """A value as a part of a file name: ``isgd+step=1`` for ``{name: isgd, step: 1}``."""
+    text = "+".join(_words(_data(value)))
+    return re.sub(r"[^\w.+=-]+", "-", text, flags=re.ASCII).strip("-") or "empty"
+
+
+def _words(data: Any) -> Iterator[str]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            inner = "+".join(_words(value))
+            yield inner if key == "name" else f"{key}={inner}"
+    elif isinstance(data, list):
+        for value in data:
+            yield from _words(value)
+    else:
+        yield shown(data)
+
+
+def _cut(name: str) -> str:
+    if len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: MAX_NAME - 9].rstrip('.,+=-')}-{digest}"
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """The name, or the first of ``name-2``, ``name-3``, … that is not taken (in small letters)."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(one for one in names if one.casefold() not in taken)

@@ -1,0 +1,175 @@
+"""The runs of a sweep: each in a process of its own, a few at a time, so that the end of one does not touch the others.
+
+A signal to the sweep is passed on to its runs, which write their checkpoints. Runs have sessions of their own: a Ctrl-C
+reaches them once, through the sweep, and they outlive a sweep that is killed; the next one waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from bltoolbox.config.reading import FileRefused, read_end
+from bltoolbox.distributed.launch import processors
+from bltoolbox.runs.files import append_to
+from bltoolbox.runs.history import RunHistory, is_run, read_status
+from bltoolbox.runs.locks import is_locked
+from bltoolbox.training.sweep.plan import Planned, State, Sweep
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_THREADS = "OMP_NUM_THREADS"
+#: Seconds between two looks at the processes.
+_PAUSE = 0.1
+
+
+class Watcher(Protocol):
+    """Is shown how far the cells are."""
+
+    def show(self, cells: Sequence[Planned]) -> None:
+        """Called a few times a second."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """Something a person should know."""
+        ...
+
+
+@dataclass
+class _Job:
+    """A cell that is running; ``process`` is None if it is left over from a sweep that was killed."""
+
+    one: Planned
+    process: subprocess.Popen[bytes] | None
+
+    def ended(self) -> bool:
+        return not is_locked(self.one.path) if self.process is None else self.process.poll() is not None
+
+
+class Jobs:
+    """Runs what a sweep has left to do."""
+
+    def __init__(self, sweep: Sweep, count: int, plugins: Sequence[Path], watcher: Watcher) -> None:
+        self.sweep = sweep
+        self.count = count
+        self.plugins = [word for file in plugins for word in ("--plugin", str(file))]
+        self.watcher = watcher
+        self.waiting = [one for one in sweep.cells if one.state is State.WAITING]
+        self.running = [_Job(one, None) for one in sweep.cells if one.state is State.RUNNING]
+        #: The signals that came, and how many of them the runs know of.
+        self.signals: list[int] = []
+        self.passed = 0
+
+    def run(self) -> int | None:
+        """Until nothing is left or a signal comes; the number of the signal."""
+        for job in self.running:
+            self.watcher.say(f"{job.one.name}: still running in a process of its own; waiting for it")
+        with self._listening():
+            while self.running or (self.waiting and not self.signals):
+                while self.waiting and len(self.running) < self.count and not self.signals:
+                    self._start(self.waiting.pop(0))
+                for job in [job for job in self.running if job.ended()]:
+                    self.running.remove(job)
+                    self._end(job)
+                self._pass_on()
+                if self.signals:  # nobody can interrupt a process that is not ours
+                    self.running = [job for job in self.running if job.process is not None]
+                self.watcher.show(self.sweep.cells)
+                time.sleep(_PAUSE)
+        return self.signals[0] if self.signals else None
+
+    def _start(self, one: Planned) -> None:
+        resumed = self.sweep.resumable(one)
+        if resumed:
+            words = ["resume", str(one.path.absolute())]
+        else:
+            if kept := self.sweep.set_aside(one):
+                self.watcher.say(f"{one.name}: begun anew; what was there is kept in {kept}")
+            words = ["run", str(self.sweep.recipe_file.absolute()), *one.cell.overrides]
+            words += ["--out", str(one.path.absolute())]
+        command = [sys.executable, "-m", "bltoolbox", *words, "--verbose", *self.plugins]
+        with append_to(one.log, within=self.sweep.path) as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  $ blt {shlex.join(command[3:])}\n".encode())
+            log.flush()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        one.state, one.reason, one.code = State.RUNNING, None, None
+        self.running.append(_Job(one, process))
+
+    def _environment(self) -> dict[str, str]:
+        """The processors are divided among the runs, unless the user has decided otherwise."""
+        environment = dict(os.environ)
+        at_once = min(self.count, len(self.sweep.cells))
+        if at_once > 1:
+            environment.setdefault(_THREADS, str(max(1, processors() // at_once)))
+        return environment
+
+    def _end(self, job: _Job) -> None:
+        one = job.one
+        code = None if job.process is None else job.process.returncode
+        finished = is_run(one.path) and RunHistory.read(one.path).finished
+        said = str((read_status(one.path) or {}).get("status", ""))
+        if finished:
+            one.state = State.FINISHED
+        elif said.startswith("failed") or not (
+            self.signals or code is None or code < 0 or code in (130, 143)
+        ):
+            one.state, one.code = State.FAILED, 1 if said.startswith("failed") else code
+            one.reason = said.removeprefix("failed: ") if said.startswith("failed") else last_words(one.log)
+        elif code is not None and code < 0 and not self.signals:
+            one.state, one.reason = State.KILLED, f"killed by {signal.Signals(-code).name}"
+        else:
+            one.state, one.reason = State.INTERRUPTED, "interrupted"
+        self.sweep.save()
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Signals are passed on; whoever cannot wait for the checkpoints signals again, and the runs are killed."""
+        previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.signals.append(number)
+
+    def _pass_on(self) -> None:
+        """Tell the runs, once for the first signal and once for the second."""
+        ours = [job.process for job in self.running if job.process is not None]
+        if self.passed == 0 and self.signals:
+            self.passed = 1
+            for process in ours:
+                process.send_signal(self.signals[0])
+            if ours:
+                self.watcher.say("interrupting the runs, which write their checkpoints; once more kills them")
+        if self.passed == 1 and len(self.signals) > 1:
+            self.passed = 2
+            for process in ours:
+                process.kill()
+
+
+def last_words(log: Path) -> str:
+    """What a process that failed said at last."""
+    try:
+        lines = read_end(log, 2**16, follow=False).decode("utf-8", "replace").splitlines()
+    except (OSError, FileRefused):
+        lines = []
+    told = [line.strip() for line in lines if line.strip() and "  $ blt " not in line]
+    return told[-1].removeprefix("error: ") if told else "it ended without a word"

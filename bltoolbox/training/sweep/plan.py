@@ -1,0 +1,300 @@
+"""Sweeps on disk: which cells a grid has, what each of them is to run, and how far it is.
+
+A sweep directory holds ``sweep.json`` (the grid), the recipe as it was when the sweep began, a run directory for each
+cell, ``logs/`` with what each run said, and ``set-aside/`` with runs that were begun anew. A cell is known by its
+resolved recipe, so that a grid may grow and be written in another way, but never become another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import bltoolbox
+from bltoolbox.config.reading import read_json
+from bltoolbox.errors import BltError, RecipeError, UsageError
+from bltoolbox.runs.files import UnsafePath, list_folder, make_folder, write_json, write_text
+from bltoolbox.runs.history import SWEEP_FILE, RunHistory, has_checkpoint, is_run, read_status, refuse_paths
+from bltoolbox.runs.layout import is_component
+from bltoolbox.runs.locks import LOCK_FILE, is_locked, locked
+from bltoolbox.runs.output_names import refuse_unusable_name
+from bltoolbox.runs.settings import differing, flatten
+from bltoolbox.training.sweep.grid import Cell, Grid, free_name
+
+if TYPE_CHECKING:
+    from bltoolbox.config.recipe import Recipe
+    from bltoolbox.config.registry import Registry
+
+
+class State(StrEnum):
+    """How far a cell is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    KILLED = "killed"
+    FAILED = "failed"
+
+
+@dataclass
+class Planned:
+    """A cell with its resolved recipe, its place on disk, and how far it is."""
+
+    cell: Cell
+    recipe: dict[str, Any] = field(repr=False)
+    path: Path = Path()
+    log: Path = Path()
+    state: State = State.WAITING
+    #: Why it has no result, in a sentence, and the exit code of the last attempt.
+    reason: str | None = None
+    code: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.cell.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        history = RunHistory.read(self.path) if is_run(self.path) else None
+        return {
+            "name": self.name,
+            "settings": self.cell.settings,
+            "overrides": self.cell.overrides,
+            "status": self.state.value,
+            "reason": self.reason,
+            "run_dir": str(self.path),
+            "log": str(self.log) if self.log.exists() else None,
+            "steps": history and history.step_count,
+            "computations": history and int(history.computations),
+            "seconds": history and history.seconds,
+            "psnr_validation": history and history.validation_psnr,
+            "psnr_test": history and history.test_psnr,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe and all cells of a grid, each of them valid."""
+
+    name: str
+    text: str
+    grid: Grid
+    cells: list[Planned]
+
+
+def plan(source: str, grid: Grid, registry: Registry) -> Plan:
+    """Load and assemble every cell; what is wrong with any of them is told at once, and nothing is written."""
+    from bltoolbox.config.recipe import load_recipe
+
+    planned: list[Planned] = []
+    known: dict[str, str] = {}
+    wrong: dict[str, list[str]] = {}
+    codes: list[int] = []
+    recipe: Recipe | None = None
+    cells = grid.cells()
+    for cell in cells:
+        try:
+            recipe = load_recipe(source, cell.overrides, registry)
+            _try_out(recipe, registry)
+        except UsageError:
+            raise  # it is the same for all cells
+        except BltError as error:
+            codes.append(error.exit_code)
+            for line in str(error).splitlines():
+                wrong.setdefault(line, []).append(cell.name)
+            continue
+        same = json.dumps(recipe.to_dict(), sort_keys=True)
+        if same in known:
+            raise UsageError(f"the cells {known[same]} and {cell.name} are the same run; leave one out")
+        known[same] = cell.name
+        planned.append(Planned(cell, recipe.to_dict()))
+    if wrong:
+        raise _Invalid(wrong, len(cells), 3 if 3 in codes else codes[0])
+    assert recipe is not None
+    return Plan(recipe.name, recipe.text, grid, planned)
+
+
+def _try_out(recipe: Recipe, registry: Registry) -> None:
+    """Build everything and throw it away; on the CPU, so that a graphics card stays free for the runs."""
+    from bltoolbox.training.assemble import assemble, pick_device
+
+    pick_device(recipe.device)
+    assemble(replace(recipe, device="cpu", workers=0), registry)
+
+
+class _Invalid(RecipeError):
+    """Problems of cells, each with the cells that have it."""
+
+    def __init__(self, wrong: Mapping[str, Sequence[str]], count: int, exit_code: int) -> None:
+        lines = [f"{_cells(names, count)}: {line}" for line, names in wrong.items()]
+        BltError.__init__(self, "\n".join(lines))
+        self.problems = []
+        self.exit_code = exit_code
+
+
+def _cells(names: Sequence[str], count: int) -> str:
+    if count > 1 and len(names) == count:
+        return f"all {count} cells"
+    more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+    return "; ".join(names[: 3 if more else 4]) + more
+
+
+def fresh_sweep_directory(root: Path, name: str) -> Path:
+    """``root/name/sweep-<time>``, not yet existing."""
+    path = root / (name if is_component(name) else "recipe") / time.strftime("sweep-%Y-%m-%d_%H-%M-%S")
+    taken = {one.name.casefold() for one in path.parent.iterdir()} if path.parent.is_dir() else set()
+    return path.with_name(free_name(path.name, taken))
+
+
+class Sweep:
+    """A plan in its directory."""
+
+    def __init__(self, path: Path, plan: Plan, registry: Registry) -> None:
+        refuse_unusable_name(path)
+        self.path = path
+        self.plan = plan
+        self.registry = registry
+        self.cells = plan.cells
+        #: The recipe as it is run: edits to the original do not reach a sweep that has begun.
+        self.recipe_file = path / f"{plan.name}.yaml"
+        self.earlier = self._earlier()
+        self._take_up()
+        for one in self.cells:
+            one.path = path / one.name
+            one.log = path / "logs" / f"{one.name}.log"
+            self._look(one)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the directory this sweep's own for as long as it runs."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with locked(self.path, f"{self.path} is in use by another sweep; wait for it"):
+                make_folder(self.path / "logs", within=self.path)
+                write_text(self.recipe_file, self.plan.text, within=self.path)
+                self.save()
+                yield
+        except OSError as error:
+            raise BltError(f"cannot write to {self.path}: {error.strerror or error}") from error
+
+    def save(self) -> None:
+        """Record the grid, and how the last attempt at each cell that failed ended."""
+        cells = [
+            {
+                "name": one.name,
+                "settings": one.cell.settings,
+                "overrides": one.cell.overrides,
+                "failed": None if one.code is None else {"code": one.code, "reason": one.reason},
+                "recipe": one.recipe,
+            }
+            for one in self.cells
+        ]
+        content = {
+            "bltoolbox": bltoolbox.__version__,
+            "recipe": self.plan.name,
+            "grid": self.plan.grid.values,
+            "cells": cells,
+        }
+        write_json(self.path / SWEEP_FILE, content, within=self.path)
+
+    def resumable(self, one: Planned) -> bool:
+        """Whether a cell can go on from a checkpoint: one that failed would fail there again."""
+        said = str((read_status(one.path) or {}).get("status", ""))
+        if one.code == 1 or said.startswith("failed"):
+            return False
+        return is_run(one.path) and has_checkpoint(one.path)
+
+    def set_aside(self, one: Planned) -> Path | None:
+        """Make room for a cell that is begun anew; nothing of the old run is lost."""
+        if not one.path.exists() or not any(one.path.iterdir()):
+            return None
+        folder = self.path / "set-aside"
+        make_folder(folder, within=self.path)
+        kept = folder / free_name(one.name, {name.casefold() for name in list_folder(folder, self.path)})
+        one.path.rename(kept)
+        return kept
+
+    def _look(self, one: Planned) -> None:
+        """How far a cell is, from what it left."""
+        if one.path.is_symlink():
+            raise UnsafePath(one.path, "is a symbolic link")
+        if is_locked(one.path):
+            one.state = State.RUNNING
+            return
+        if not is_run(one.path):
+            return
+        history = RunHistory.read(one.path)
+        if history.recipe and differing([_no_budget(self._today(history.recipe)), _no_budget(one.recipe)]):
+            raise UsageError(f"{one.path} holds a run of another recipe; choose another directory")
+        if history.finished:
+            one.state, one.reason, one.code = State.FINISHED, None, None
+
+    def _earlier(self) -> list[dict[str, Any]]:
+        """The cells that are recorded in the directory."""
+        file = self.path / SWEEP_FILE
+        if not self.path.is_dir():
+            if self.path.exists():
+                raise UsageError(f"{self.path} is a file; choose another directory")
+            return []
+        if not file.is_file():
+            if any(one.name not in (LOCK_FILE, "logs") for one in self.path.iterdir()):
+                raise UsageError(f"{self.path} is not empty and holds no sweep; choose another directory")
+            return []
+        try:
+            cells = read_json(file, follow=False)["cells"]
+            recorded = [{**one, "name": str(one["name"]), "recipe": dict(one["recipe"])} for one in cells]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BltError(f"{file} cannot be read, so it is unknown what ran here: {error}") from error
+        refuse_paths(file, [one["name"] for one in recorded])
+        return recorded
+
+    def _take_up(self) -> None:
+        """Match the cells that are recorded with those of the plan; all of them must still be in it."""
+        today = {_key(one.recipe): one for one in self.cells}
+        kept: set[str] = set()
+        for old in self.earlier:
+            one = today.pop(_key(self._today(old["recipe"])), None)
+            if one is None:
+                raise UsageError(f"{self.path} holds another sweep{self._difference(old)}; choose another -o")
+            one.cell = replace(one.cell, name=old["name"])
+            failed = old.get("failed") or {}
+            one.code, one.reason = failed.get("code"), failed.get("reason")
+            kept.add(one.name.casefold())
+        for one in today.values():
+            one.cell = replace(one.cell, name=free_name(one.name, kept))
+            kept.add(one.name.casefold())
+
+    def _difference(self, old: Mapping[str, Any]) -> str:
+        """What the cell of the same name, if there is one, has changed."""
+        for one in self.cells:
+            if one.name == old["name"]:
+                recipes = [self._today(old["recipe"]), one.recipe]
+                keys = differing(recipes)
+                before, after = (flatten(recipe).get(keys[0]) for recipe in recipes) if keys else (None, None)
+                return f": there, {keys[0]} of {one.name} is {before!r}, not {after!r}" if keys else ""
+        return f": its cell {old['name']} is not in this grid"
+
+    def _today(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """A recorded recipe with the settings that have been invented since at their defaults."""
+        from bltoolbox.config.recipe import recipe_from_dict
+
+        try:
+            return recipe_from_dict(recipe, (), self.registry).to_dict()
+        except BltError:
+            return dict(recipe)
+
+
+def _key(recipe: Mapping[str, Any]) -> str:
+    return json.dumps(recipe, sort_keys=True)
+
+
+def _no_budget(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A single run may have been given more to spend since."""
+    return {key: value for key, value in recipe.items() if key != "budget"}

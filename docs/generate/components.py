@@ -1,0 +1,172 @@
+"""The page of components: those that come with the toolbox, from their records, signatures and docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from bltoolbox.config.compatibility import find_misfits, listed
+from bltoolbox.config.hooks import KINDS, LISTS, PROJECT
+from bltoolbox.config.registry import Registered, Registry, load_registry
+from bltoolbox.config.signatures import Parameter, Signature
+from bltoolbox.config.validation import Block
+from bltoolbox.config.yaml_text import dump, dump_inline
+from bltoolbox.errors import MissingError
+from docs.generate.markdown import code, fence, first_paragraph, prose, sentence, table
+from docs.generate.plugin_api import role
+from docs.generate.recipes import default, kind
+
+INTRODUCTION = """
+# Components
+
+Everything that comes with the toolbox, by kind: the sections of a [recipe](recipe-reference.md). `blt list` shows what
+is installed, plugins of others included, and `blt show NAME` says the same as this page.
+"""
+
+#: Longest line of a snippet before it is written as a block.
+WIDTH = 100
+
+#: The boolean class variables of the roles: what a component asks, or what it gives.
+ASKS = {
+    "full_batch": "a sampler that gives all samples at each step",
+    "needs_bound": "a hypergradient with an adjoint, for an error bound",
+}
+GIVES = {
+    "convex": "convexity in x",
+    "exact": "an error that vanishes with the tolerance",
+    "exact_residual": "a residual that needs no second look",
+    "full": "all samples at each step",
+    "gives_adjoint": "an adjoint, hence error bounds",
+    "handles_constraint": "iterates within a constraint on x",
+    "handles_floor": "a stop of its own where the dtype allows no more accuracy",
+}
+#: The optional methods of the roles, as what a component has that implements them.
+OFFERS = {
+    "add_noise": "noise of its own form",
+    "analyse": "an analysis operator",
+    "check": "a check of the image size",
+    "constants": "constants for certified error bounds",
+    "gradient": "an analytic gradient",
+    "group": "which of its images belong together",
+    "init_params": "parameters that can be learned",
+    "label": "names of its images",
+    "linearize": "analytic Hessian products",
+    "lipschitz": "a certified Lipschitz constant",
+    "majorant": "majorant weights",
+    "norm_bound": "a bound of its norm",
+    "pairing": "an analytic mixed derivative",
+    "pairing_gradients": "mixed derivatives sample by sample",
+    "pictures": "pictures of what was learned",
+    "potentials": "curves of its potentials",
+    "project": "a projection of θ",
+    "project_gradient": "a projection of the hypergradient",
+    "shorten": "steps that can be made shorter",
+    "start": "a start of its own for a cold solve",
+    "strong_convexity": "a strong convexity constant",
+    "synthesise": "its adjoint, the synthesis operator",
+    "upgrade": "θ files of earlier versions",
+}
+
+
+@dataclass(frozen=True)
+class _Remembered(Registered):
+    """Its signature is asked for by many pairs."""
+
+    @cache  # noqa: B019 (as many as there are components)
+    def signature(self) -> Signature:
+        return super().signature()
+
+
+@cache
+def builtins() -> Registry:
+    """The toolbox's own components, in a registry of their own; MissingError when one of its plugins is not in use."""
+    everything = load_registry()
+    plugins = [plugin for plugin in everything.plugins() if plugin.distribution == PROJECT]
+    for plugin in plugins:
+        if plugin.status != "ok":
+            raise MissingError(
+                f"the reference needs all built-in plugins, but {plugin.origin}: {plugin.reason}"
+            )
+    own = [one for plugin in plugins for one in everything.of(plugin)]
+    return Registry(plugins, [_Remembered(one.component, PROJECT, one.version, one.plugin) for one in own])
+
+
+def page() -> str:
+    registry = builtins()
+    rows = [
+        (code(one.kind), f"[{one.name}](#{one.name})", one.component.summary) for one in registry.components()
+    ]
+    parts = [INTRODUCTION.strip(), table(("kind", "name", "what it is"), rows)]
+    for section in KINDS:
+        parts += [f"## {section}", first_paragraph(role(section).doc)]
+        parts.append(f"[The role `{role(section).name}`](plugin-api.md#{role(section).name.lower()})")
+        for one in registry.components(section):
+            parts += _component(one, registry)
+    return "\n\n".join(parts)
+
+
+def _component(one: Registered, registry: Registry) -> Iterator[str]:
+    signature = one.signature()
+    yield f"### {one.name}"
+    yield f"**{sentence(one.component.summary)}**"
+    yield prose(signature.doc)
+    if "\n\n" in signature.about:
+        yield prose(signature.about.partition("\n\n")[2])
+    if signature.parameters:
+        yield table(("parameter", "type", "default", "meaning"), _rows(signature.parameters))
+    else:
+        yield "No parameters."
+    if facts := list(_partners(one, registry)):
+        yield "\n".join(f"* {fact}" for fact in facts)
+    yield fence(snippet(one), "yaml")
+
+
+def _rows(parameters: Sequence[Parameter], prefix: str = "") -> Iterator[tuple[str, ...]]:
+    for one in parameters:
+        yield code(prefix + one.name), kind(one.type), default(one), sentence(one.doc)
+        for option in (one.type, *one.type.items):
+            yield from _rows(option.parameters, f"{prefix}{one.name}.")
+
+
+def snippet(one: Registered) -> str:
+    """The component with its defaults, to paste into a recipe; ``…`` is to be filled in."""
+    parameters = one.signature().parameters
+    options = {known.name: "…" if known.required else known.default for known in parameters}
+    value = {"name": one.name} | {key: item for key, item in options.items() if item is not None}
+    line = dump({LISTS[one.kind]: [value]} if one.kind in LISTS else {one.kind: value})
+    if one.kind in LISTS or (len(line) <= WIDTH and line.count("\n") == 1):
+        return line
+    return "\n".join([f"{one.kind}:", *(f"  {key}: {dump_inline(item)}" for key, item in value.items())])
+
+
+def _partners(one: Registered, registry: Registry) -> Iterator[str]:
+    """What it asks of its partners, what it gives them, and with whom it cannot go."""
+    traits = one.signature().traits
+    asks = [
+        f"a {kind} with {listed([code(method) for method in methods], 'and')}"
+        for kind, methods in traits.requires.items()
+    ]
+    asks += [ASKS[flag] for flag in traits.flags if flag in ASKS]
+    if asks:
+        yield f"Needs {listed(asks, 'and')}."
+    gives = [GIVES[flag] for flag in traits.flags if flag in GIVES]
+    optional = [method.name for method in role(one.kind).methods if not method.required]
+    gives += [f"{OFFERS[name]} (`{name}`)" for name in optional if name in traits.offers and name in OFFERS]
+    if gives:
+        yield f"Offers {listed(gives, 'and')}."
+    if misfits := _misfits(one, registry):
+        yield f"Does not go with {listed(misfits, 'or')}."
+
+
+def _misfits(one: Registered, registry: Registry) -> list[str]:
+    """By the code that refuses them in a recipe."""
+    block = Block(one.kind, one.name)
+    found = []
+    for other in registry.components():
+        pair = {one.kind: block, other.kind: Block(other.kind, other.name)}
+        if other.kind != one.kind and find_misfits(pair, registry):
+            found.append(f"{other.kind} [{other.name}](#{other.name})")
+    if find_misfits({one.kind: block, "constraint": "box"}, registry):
+        found.append("a `constraint` on x")
+    return found

@@ -1,0 +1,1 @@
+"""The components that come with bltoolbox, one subpackage per kind."""

@@ -1,0 +1,50 @@
+"""Data sets of clean images, addressed by id."""
+
+from __future__ import annotations
+
+from bltoolbox.config.hooks import Component, hookimpl
+
+BLT_API = 1
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "data",
+            "dead-leaves",
+            "blt_builtins.data.dead_leaves:DeadLeaves",
+            "Generated images of overlapping discs; no download, any number, any size.",
+        ),
+        Component(
+            "data",
+            "photos",
+            "blt_builtins.data.photos:Photos",
+            "Photographs that come with scikit-image (CC0 or public domain); for evaluation.",
+        ),
+        Component(
+            "data",
+            "array",
+            "blt_builtins.data.array:Array",
+            "Your own images from a NumPy file, N×H×W×3 or N×H×W.",
+        ),
+        Component(
+            "data",
+            "folder",
+            "blt_builtins.data.folder:Folder",
+            "Your own image files from a folder, of any ordinary format; read when needed.",
+        ),
+        Component(
+            "data",
+            "stl10",
+            "blt_builtins.data.stl10:STL10",
+            "STL-10: 113,000 colour images 96×96; downloaded on request.",
+        ),
+        Component(
+            "data",
+            "oxford-pets",
+            "blt_builtins.data.pets:OxfordPets",
+            "Oxford-IIIT Pet: 7,349 photographs of cats and dogs; downloaded on request.",
+        ),
+    ]

@@ -1,0 +1,133 @@
+"""Images from one NumPy file.
+
+An ``.npy`` array of shape N×H×W×3 (colour), N×H×W×1 or N×H×W (gray), either of unsigned integers (0 … the largest of
+the type) or of floats in [0, 1]. The file is memory-mapped: only the images asked for are read, so it may be larger
+than the memory. Prefer it for prepared crops of one size; for files of an ordinary image format use ``folder``.
+
+Crops of one photograph look alike, so they should not be on both sides of a split. A CSV file beside the array, one
+row an image, tells which belong together in its column ``photograph`` (or ``photo``, ``group``, ``source``,
+``image``); with a column ``index`` its rows may come in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blt_builtins.data.files import real_path
+from blt_builtins.data.groups import read_groups
+from blt_builtins.data.mapped import Mapped
+from bltoolbox.bilevel.roles import Data
+from bltoolbox.config.reading import ARRAY_IMAGES, PIXELS
+from bltoolbox.restoration.npy import map_array
+
+
+class Array(Data):
+    """Images of an ``.npy`` file, memory-mapped.
+
+    Args:
+        path: The file: N×H×W×3, N×H×W×1 or N×H×W, unsigned integers or floats in [0, 1].
+        count: Number of images to use; all from ``offset`` on when left out.
+        offset: Index of the first image to use, e.g. to hold the images before it out.
+        crop: Side of a square crop around the centre; the whole image when left out.
+        groups: A CSV file that tells which images are of one photograph; auto takes the one with the name of the array,
+            if there is one, and none lets each image stand for itself.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        count: Annotated[int, Gt(0)] | None = None,
+        offset: Annotated[int, Ge(0)] = 0,
+        crop: Annotated[int, Gt(0)] | None = None,
+        groups: str = "auto",
+    ) -> None:
+        images = _open(path)
+        total, height, width = images.shape[:3]
+        wanted = offset + (1 if count is None else count)
+        if wanted > total:
+            raise ValueError(
+                f"{path} holds {total} images, but offset {offset}"
+                f"{'' if count is None else f' and count {count}'} ask for at least {wanted}"
+            )
+        if crop is not None and crop > min(height, width):
+            raise ValueError(
+                f"crop {crop} is larger than the {height}×{width} images of {path}; "
+                f"choose at most {min(height, width)}"
+            )
+        self.path = path
+        self.count = total - offset if count is None else count
+        self.offset = offset
+        self.crop = crop
+        file = Path(path).expanduser()
+        self._images = Mapped(file, images)
+        self._file = real_path(file)
+        self._groups = read_groups(file, total, groups)
+
+    @classmethod
+    def example(cls, folder: Path) -> dict[str, Any]:
+        images = np.random.default_rng(0).integers(256, size=(5, 12, 14, 3), dtype=np.uint8)
+        np.save(folder / "images.npy", images)
+        return {"path": str(folder / "images.npy"), "crop": 10}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def clean(self, ids: Sequence[int]) -> Tensor:
+        index = np.asarray(ids, dtype=np.int64)
+        if ((index < 0) | (index >= self.count)).any():
+            raise IndexError(f"ids must be in 0 … {self.count - 1}")
+        images = self._images.take(index + self.offset)
+        if self.crop is not None:
+            top, left = ((side - self.crop) // 2 for side in images.shape[1:3])
+            images = images[:, top : top + self.crop, left : left + self.crop]
+        if images.ndim == 3:
+            images = images[..., None]
+        return self._scaled(images).permute(0, 3, 1, 2).contiguous()
+
+    def label(self, id: int) -> str:
+        return f"#{self.offset + id}"
+
+    def group(self, id: int) -> str:
+        i = self.offset + id
+        return f"file {self._file} #{i}" if self._groups is None else f"photograph {self._groups[i]}"
+
+    def _scaled(self, images: NDArray[Any]) -> Tensor:
+        if images.dtype.kind == "u":
+            scale = np.float64(np.iinfo(images.dtype).max)
+            return torch.from_numpy((images / scale).astype(np.float32))
+        values = images.astype(np.float32)
+        # `not (… <= …)` also catches NaN, for which every comparison is false.
+        if not (values.min() >= 0 and values.max() <= 1):
+            raise ValueError(
+                f"{self.path} holds floats outside [0, 1] or NaN; divide by the peak value, or save uint8"
+            )
+        return torch.from_numpy(values)
+
+
+def _open(path: str) -> NDArray[Any]:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy file")
+    try:
+        images = map_array(file)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        raise ValueError(
+            f"{path} has shape {'×'.join(map(str, images.shape))}; N×H×W×3, N×H×W×1 or N×H×W is needed"
+        )
+    if 0 in images.shape:
+        raise ValueError(f"{path} is empty (shape {'×'.join(map(str, images.shape))})")
+    if images.dtype.kind not in "uf":
+        raise ValueError(f"{path} holds {images.dtype}; unsigned integers or floats in [0, 1] are needed")
+    ARRAY_IMAGES.check(path, images.shape[0])
+    PIXELS.check(path, images.shape[1] * images.shape[2])
+    return images

@@ -1,0 +1,134 @@
+"""Images from a folder and its subfolders.
+
+PNG, JPEG, TIFF, WebP, BMP, GIF, PPM, JPEG 2000 and, with a Pillow that knows it, AVIF. Files are taken in the order of
+their paths, so that ids do not depend on the file system. On opening only headers are read; pixels are decoded when an
+image is asked for and then forgotten, so the set may be larger than the memory. With ``workers`` in the recipe, several
+threads decode.
+
+A photograph is turned as its EXIF orientation says; transparent pixels are laid over white; palettes and CMYK become
+RGB; gray of 16 bits keeps its precision. A folder of gray files has one channel, and one colour file among them makes
+all RGB. Files that are damaged, too small or of a kind that cannot be read are left out, with one message. Hidden files
+are not looked at.
+
+Prefer it for photographs as they come from a camera or a data set; crops that are used again and again are read faster
+from one ``array``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Gt
+from PIL import Image
+from torch import Tensor
+
+from blt_builtins.data.files import ImageFiles, real_path
+from bltoolbox.bilevel.roles import Data
+from bltoolbox.restoration.pictures.images import SUFFIXES
+
+#: Images, too, but of kinds that are not read: worth a word rather than silence.
+_UNREADABLE = frozenset(
+    {
+        ".heic",
+        ".heif",
+        ".jxl",
+        ".svg",
+        ".psd",
+        ".eps",
+        ".raw",
+        ".dng",
+        ".cr2",
+        ".cr3",
+        ".nef",
+        ".arw",
+        ".orf",
+        ".exr",
+    }
+)
+
+
+class Folder(Data):
+    """Image files of a folder, decoded when they are needed.
+
+    Args:
+        path: The folder.
+        count: Number of files to use; all from ``offset`` on when left out. Files that cannot be used are counted and
+            left out, so that the same range means the same files whatever ``crop`` and ``resize`` are.
+        offset: Position of the first file to use, in the order of paths, e.g. to hold the files before it out.
+        crop: Side of a square crop around the centre; the whole image when left out. After ``resize`` if both are set.
+        resize: Scale the shorter side to this length (it is never enlarged) and cut the middle square.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        count: Annotated[int, Gt(0)] | None = None,
+        offset: Annotated[int, Ge(0)] = 0,
+        crop: Annotated[int, Gt(0)] | None = None,
+        resize: Annotated[int, Gt(0)] | None = None,
+    ) -> None:
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            what = (
+                "is a file, not a folder" if folder.exists() else f"does not exist (looked in {Path.cwd()})"
+            )
+            raise ValueError(f"{path} {what}; give the path of a folder of images")
+        if crop is not None and resize is not None and crop > resize:
+            raise ValueError(
+                f"crop {crop} is larger than resize {resize}; a crop is cut from the resized image"
+            )
+        names = sorted(_names(folder))
+        if not names:
+            raise ValueError(f"there are no image files in {path} or its subfolders")
+        wanted = offset + (1 if count is None else count)
+        if wanted > len(names):
+            raise ValueError(
+                f"{path} holds {len(names)} image files, but offset {offset}"
+                f"{'' if count is None else f' and count {count}'} ask for at least {wanted}"
+            )
+        self.path = path
+        end = None if count is None else offset + count
+        self._files = ImageFiles(folder, names[offset:end], resize=resize, crop=crop)
+
+    @classmethod
+    def example(cls, folder: Path) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        for i, name in enumerate(("a.png", "b.jpg", "more/c.tif", "more/d.webp", "e.bmp")):
+            pixels = rng.integers(256, size=(14 + i, 18 - i, 3), dtype=np.uint8)
+            (folder / name).parent.mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(folder / name)
+        return {"path": str(folder), "crop": 10}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def clean(self, ids: Sequence[int]) -> Tensor:
+        return self._files.read(ids)
+
+    def label(self, id: int) -> str:
+        return self._files.label(id)
+
+    def group(self, id: int) -> str:
+        return f"file {real_path(self._files.path(id))}"
+
+
+def _names(root: Path) -> Iterator[str]:
+    """Paths of image files relative to ``root``; links to folders are followed, each folder once."""
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in files:
+            path = Path(folder, name)
+            known = path.suffix.lower() in SUFFIXES | _UNREADABLE
+            # A named pipe would be waited for.
+            if known and not name.startswith(".") and path.is_file():
+                yield path.relative_to(root).as_posix()

@@ -1,0 +1,44 @@
+"""Hypergradient estimators: z ≈ ∇f from an approximate lower-level solution."""
+
+from __future__ import annotations
+
+from bltoolbox.config.hooks import Component, hookimpl
+
+BLT_API = 1
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "hypergradient",
+            "cg-ift",
+            "blt_builtins.hypergradients.cg_ift:CGIFT",
+            "Implicit differentiation; the Hessian system solved by conjugate gradients to a tolerance.",
+        ),
+        Component(
+            "hypergradient",
+            "minres",
+            "blt_builtins.hypergradients.minres:MINRES",
+            "Implicit differentiation by MINRES; also for Hessians that are not definite.",
+        ),
+        Component(
+            "hypergradient",
+            "neumann",
+            "blt_builtins.hypergradients.neumann:Neumann",
+            "Implicit differentiation by a truncated Neumann series; more terms than cg-ift, fixed by choice.",
+        ),
+        Component(
+            "hypergradient",
+            "unrolled",
+            "blt_builtins.hypergradients.unrolled:Unrolled",
+            "Reverse mode through K gradient steps; differentiates the algorithm, memory K images.",
+        ),
+        Component(
+            "hypergradient",
+            "one-step",
+            "blt_builtins.hypergradients.one_step:OneStep",
+            "The derivative of one gradient step; the cheapest, biased by about 1 − μ/L.",
+        ),
+    ]

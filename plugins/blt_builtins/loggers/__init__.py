@@ -1,0 +1,26 @@
+"""Loggers: where else a run is told of."""
+
+from __future__ import annotations
+
+from bltoolbox.config.hooks import Component, hookimpl
+
+BLT_API = 1
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "logger",
+            "csv",
+            "blt_builtins.loggers.csv_log:CsvLog",
+            "Every figure of every step and check as a line of a CSV file.",
+        ),
+        Component(
+            "logger",
+            "tensorboard",
+            "blt_builtins.loggers.tensorboard_log:TensorBoardLog",
+            "Scalars and learned filters for TensorBoard; needs the extra 'tensorboard'.",
+        ),
+    ]

@@ -1,0 +1,103 @@
+"""Scalars and pictures for TensorBoard.
+
+    tensorboard --logdir runs
+
+Figures of steps stand under `step/`, PSNRs of checks under `check/`, the learned filters under `learned/`. A run that
+goes on writes to the same folder, and TensorBoard forgets what is told again.
+
+When to choose it: to follow many long runs in a browser. It needs the package tensorboard, which
+`pip install 'bltoolbox[tensorboard]'` brings.
+
+Reference: Abadi et al., *TensorFlow: large-scale machine learning on heterogeneous systems*, 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Gt
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import split
+from bltoolbox.bilevel.roles import Logger
+from bltoolbox.errors import MissingError
+from bltoolbox.runs.files import make_folder
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.listeners import Check, RunResult
+
+
+class TensorBoardLog(Logger):
+    """Writes event files.
+
+    Args:
+        folder: Where, in the run directory, or in the current folder where there is none.
+        every: Steps between two that are told.
+    """
+
+    def __init__(self, folder: Path = Path("tensorboard"), every: Annotated[int, Gt(0)] = 1) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingError(
+                "logger 'tensorboard' needs the package tensorboard, which is not installed or cannot be imported;"
+                " pip install 'bltoolbox[tensorboard]', or leave the logger out"
+            ) from error
+        self.make: Any = SummaryWriter
+        self.folder = folder
+        self.every = every
+        self.writer: Any = None
+        self.step = 0
+
+    def started(self, experiment: Experiment) -> None:
+        root = experiment.run_dir or Path()
+        # The writer opens files by their path: no folder on the way may be a link.
+        make_folder(root / self.folder, within=root)
+        self.place = str(root / self.folder)
+        self.recipe = experiment.recipe
+
+    def resumed(self, step: int) -> None:
+        self.step = step
+        self.writer = self.make(self.place, purge_step=step + 1)
+
+    def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
+        self.step = record["step"]
+        if self.step % self.every:
+            return
+        figures = {name: value for name, value in record.items() if name != "step"} | {"seconds": seconds}
+        for name, value in figures.items():
+            if isinstance(value, int | float) and not name.endswith("_psnr"):
+                self._open().add_scalar(f"step/{name}", value, self.step)
+
+    def checked(self, check: Check, theta: Mapping[str, Tensor]) -> None:
+        psnrs = {"validation PSNR": check.validation_psnr, "test PSNR": check.evaluation_psnr}
+        for name, value in psnrs.items():
+            if value is not None:
+                self._open().add_scalar(f"check/{name}", value, check.step)
+        if self.writer is not None:
+            self.writer.flush()
+
+    def aborted(self, theta: Mapping[str, Tensor], reason: str) -> None:
+        self._close()
+
+    def finished(self, result: RunResult) -> None:
+        pictures = result.model.problem.regularizer.pictures(split(result.theta, "regularizer"))
+        if pictures is not None and pictures.shape[1] in (1, 3):
+            largest = pictures.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12)
+            self._open().add_images(
+                "learned/filters", (0.5 + 0.5 * pictures / largest).detach().cpu(), self.step
+            )
+        if result.evaluation is not None:
+            self._open().add_scalar("result/test PSNR", result.evaluation.psnr, self.step)
+        self._close()
+
+    def _open(self) -> Any:
+        if self.writer is None:
+            self.writer = self.make(self.place)
+        return self.writer
+
+    def _close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None

@@ -1,0 +1,44 @@
+"""Lower-level solvers: iterations for x̃ ≈ argmin_x h(x, θ)."""
+
+from __future__ import annotations
+
+from bltoolbox.config.hooks import Component, hookimpl
+
+BLT_API = 1
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "lower_solver",
+            "agd",
+            "blt_builtins.lower_solvers.agd:AGD",
+            "Nesterov's accelerated gradient; needs only a Lipschitz constant. The safe choice.",
+        ),
+        Component(
+            "lower_solver",
+            "mm",
+            "blt_builtins.lower_solvers.mm:MemoryGradient",
+            "Majorise-minimise memory gradient; few iterations on half-quadratic regularizers, no step size.",
+        ),
+        Component(
+            "lower_solver",
+            "gd",
+            "blt_builtins.lower_solvers.gd:GradientDescent",
+            "Plain gradient descent; slow but monotone, the yardstick and the simplest model of a solver.",
+        ),
+        Component(
+            "lower_solver",
+            "lbfgs",
+            "blt_builtins.lower_solvers.lbfgs:LBFGS",
+            "Limited-memory BFGS; fast on any smooth regularizer, needs no constants, for tight tolerances.",
+        ),
+        Component(
+            "lower_solver",
+            "newton-cg",
+            "blt_builtins.lower_solvers.newton_cg:NewtonCG",
+            "Inexact Newton; a handful of costly iterations, for very tight tolerances and references.",
+        ),
+    ]

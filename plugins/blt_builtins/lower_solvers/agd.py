@@ -1,0 +1,94 @@
+"""Accelerated gradient descent with a certified step.
+
+    v_k = x_k + β_k (x_k − x_{k−1}),        x_{k+1} = P_C(v_k − ∇h(v_k)/L)
+
+With a known strong convexity μ > 0 the momentum is constant, β = (1 − √q)/(1 + √q), q = μ/L, and the error shrinks by
+1 − √q an iteration. Otherwise β_k = (t_k − 1)/t_{k+1}, t_{k+1} = (1 + √(1 + 4t_k²))/2, set back to t = 1 whenever the
+momentum points uphill. L is the components' certified bound; where one of them knows none, L is found by backtracking,
+sample by sample, at the price of a second gradient an iteration.
+
+The iterate that is reported is v_k, the point where the gradient is known: no gradient is spent on checking.
+
+When to choose it: the method of the paper, with a proven rate and a constraint on x if wanted. `mm` needs about half of
+its iterations where the regularizer has majorant weights.
+
+References: Chambolle & Pock, *An introduction to continuous optimization for imaging*, Acta Numerica 2016, algorithm 5;
+O'Donoghue & Candès, *Adaptive restart for accelerated gradient schemes*, FoCM 2015.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.bilevel.tensors import dot, expand
+
+
+@dataclass(frozen=True)
+class AGDState:
+    """``x`` is v_k, ``gradient`` is ∇h there, ``point`` is x_k."""
+
+    x: Tensor
+    residual: Tensor
+    gradient: Tensor
+    point: Tensor
+    lipschitz: Tensor
+    t: Tensor
+
+
+class AGD(LowerSolver):
+    """Accelerated gradient descent, constant or t_k momentum, certified or backtracked step."""
+
+    exact_residual = True
+    handles_constraint = True
+
+    def init(self, lower: LowerLevel, x0: Tensor) -> AGDState:
+        x0 = lower.project(x0)
+        gradient = lower.gradient(x0)
+        lipschitz = torch.ones_like(lower.mu) if lower.lipschitz is None else lower.lipschitz
+        ones = torch.ones_like(lower.mu)
+        return AGDState(x0, lower.residual(x0, gradient), gradient, x0, lipschitz, ones)
+
+    def step(self, lower: LowerLevel, state: AGDState) -> AGDState:
+        if lower.lipschitz is None:
+            point, lipschitz = self._backtrack(lower, state)
+        else:
+            lipschitz = state.lipschitz
+            point = lower.project(state.x - state.gradient / expand(lipschitz, state.x))
+        move = point - state.point
+        beta, t = self._momentum(lower, state, move, lipschitz)
+        x = lower.project(torch.addcmul(point, expand(beta, move), move))
+        gradient = lower.gradient(x)
+        return AGDState(x, lower.residual(x, gradient), gradient, point, lipschitz, t)
+
+    def _momentum(
+        self, lower: LowerLevel, state: AGDState, move: Tensor, lipschitz: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        root = (lower.mu / lipschitz).clamp(0, 1).sqrt()
+        uphill = dot(state.gradient, move) > 0
+        t_old = torch.where(uphill, 1.0, state.t)
+        t = (1 + (1 + 4 * t_old.square()).sqrt()) / 2
+        beta = torch.where(uphill, 0.0, (t_old - 1) / t)
+        return torch.where(lower.mu > 0, (1 - root) / (1 + root), beta), t
+
+    def _backtrack(self, lower: LowerLevel, state: AGDState) -> tuple[Tensor, Tensor]:
+        """The smallest L in a doubling sequence with ⟨∇h(x⁺) − ∇h(v), x⁺ − v⟩ ≤ L‖x⁺ − v‖².
+
+        Gradients, not energies: the difference of two energies is lost to rounding near the minimiser.
+        """
+        lipschitz = torch.maximum(state.lipschitz, lower.mu)
+        for _ in range(60):
+            point = lower.project(state.x - state.gradient / expand(lipschitz, state.x))
+            step = point - state.x
+            length = dot(step, step)
+            rise = dot(lower.gradient(point) - state.gradient, step)
+            # A curvature met within rounding of L is met; a NaN is left to the loop's guard.
+            short = rise > (1 + 1e-4) * lipschitz * length
+            if not bool(short.any()):
+                break
+            lipschitz = torch.where(short, torch.maximum(2 * lipschitz, rise / length), lipschitz)
+        return point, lipschitz

@@ -1,0 +1,79 @@
+"""Gradient descent with a certified step.
+
+    x_{k+1} = P_C(x_k − ∇h(x_k)/L)
+
+The error shrinks by 1 − μ/L an iteration, h decreases monotonically, and so does ‖∇h‖. L is the components' certified
+bound; where one of them knows none, each sample tries the curvature it met along its last step (Barzilai & Borwein),
+
+    L = ⟨Δ∇h, Δx⟩/‖Δx‖²,   doubled until   ⟨∇h(x⁺) − ∇h(x), x⁺ − x⟩ ≤ L‖x⁺ − x‖²
+
+which, h being convex, proves h(x⁺) ≤ h(x) from gradients alone. The gradient of an accepted trial is the next
+iteration's: a step that is not too long costs one gradient, like a certified one.
+
+When to choose it: as the yardstick and the simplest model of a solver, or where momentum or curvature misbehave. `agd`
+needs the square root of its iterations at the same price each, and has the same constraint on x.
+
+References: Nesterov, *Lectures on convex optimization*, 2018, section 2.1.5; Barzilai & Borwein, *Two-point step size
+gradient methods*, IMA J. Numer. Anal. 1988.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.bilevel.tensors import dot, expand
+
+
+@dataclass(frozen=True)
+class GDState:
+    """``lipschitz`` is the certified L, or the one that the next iteration tries first."""
+
+    x: Tensor
+    residual: Tensor
+    gradient: Tensor
+    lipschitz: Tensor
+
+
+class GradientDescent(LowerSolver):
+    """Projected gradient descent, certified or backtracked step."""
+
+    exact_residual = True
+    handles_constraint = True
+
+    def init(self, lower: LowerLevel, x0: Tensor) -> GDState:
+        x0 = lower.project(x0)
+        gradient = lower.gradient(x0)
+        lipschitz = torch.ones_like(lower.mu) if lower.lipschitz is None else lower.lipschitz
+        return GDState(x0, lower.residual(x0, gradient), gradient, lipschitz)
+
+    def step(self, lower: LowerLevel, state: GDState) -> GDState:
+        if lower.lipschitz is None:
+            return self._backtrack(lower, state)
+        x = self._move(lower, state, state.lipschitz)
+        gradient = lower.gradient(x)
+        return GDState(x, lower.residual(x, gradient), gradient, state.lipschitz)
+
+    def _move(self, lower: LowerLevel, state: GDState, lipschitz: Tensor) -> Tensor:
+        return lower.project(state.x - state.gradient / expand(lipschitz, state.x))
+
+    def _backtrack(self, lower: LowerLevel, state: GDState) -> GDState:
+        lipschitz = state.lipschitz
+        for _ in range(60):
+            x = self._move(lower, state, lipschitz)
+            gradient = lower.gradient(x)
+            step = x - state.x
+            length, rise = dot(step, step), dot(gradient - state.gradient, step)
+            # A curvature met within rounding of L is met; a NaN is left to the loop's guard.
+            long = rise > (1 + 1e-4) * lipschitz * length
+            if not bool(long.any()):
+                break
+            lipschitz = torch.where(long, torch.maximum(2 * lipschitz, rise / length), lipschitz)
+        # No step, or one along which rounding hides the curvature, says nothing about the next.
+        seen = (length > 0) & (rise > 0)
+        curvature = torch.where(seen, rise / torch.where(seen, length, 1.0), lipschitz)
+        return GDState(x, lower.residual(x, gradient), gradient, torch.maximum(curvature, lower.mu))

@@ -1,0 +1,112 @@
+"""Limited-memory BFGS, every sample with its own history.
+
+    x_{k+1} = x_k − α_k B_k ∇h(x_k),        B_k = inverse Hessian built from the last m pairs
+    s_j = x_{j+1} − x_j,   y_j = ∇h(x_{j+1}) − ∇h(x_j),   from the scaled identity (⟨s,y⟩/⟨y,y⟩) I
+
+B_k∇h comes from the two-loop recursion; α_k from a line search a sample, 1 being tried first and nearly always taken. A
+pair of non-positive curvature (to rounding) is kept with weight zero, which leaves that sample's B unchanged, so all
+histories have the same shape and nothing depends on the batch. An iteration costs a gradient, an energy, and m pairs of
+inner products; no Lipschitz constant is needed.
+
+When to choose it: tight tolerances on any smooth regularizer, in particular one without majorant weights (else `mm` is
+as fast and needs less memory) and where Hessian products are dear (else `newton-cg` at the tightest). No
+constraint on x.
+
+References: Nocedal, *Updating quasi-Newton matrices with limited storage*, Math. Comp. 1980; Liu & Nocedal, *On the
+limited memory BFGS method for large scale optimization*, Math. Prog. 1989.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from blt_builtins.lower_solvers.line_search import Point, line_search
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.bilevel.tensors import dot, expand, norm
+
+
+@dataclass(frozen=True)
+class LBFGSState:
+    """x with energy and gradient; the pairs as rows of (B, m, N), newest last, with 1/⟨s,y⟩ (or 0) and the scaling."""
+
+    x: Tensor
+    residual: Tensor
+    gradient: Tensor
+    energy: Tensor
+    s: Tensor
+    y: Tensor
+    rho: Tensor
+    scale: Tensor
+
+
+class LBFGS(LowerSolver):
+    """Limited-memory BFGS.
+
+    Args:
+        memory: number m of pairs kept for each sample; each is two images.
+    """
+
+    exact_residual = True
+
+    def __init__(self, memory: Annotated[int, Gt(0)] = 10) -> None:
+        self.memory = memory
+
+    def init(self, lower: LowerLevel, x0: Tensor) -> LBFGSState:
+        point = Point.at(lower, x0)
+        scale = torch.ones_like(lower.mu) if lower.lipschitz is None else 1 / lower.lipschitz
+        none = _flat(x0).new_zeros(len(x0), 0, _flat(x0).shape[1])
+        residual = norm(point.gradient)
+        return LBFGSState(x0, residual, point.gradient, point.energy, none, none, none[:, :, 0], scale)
+
+    def step(self, lower: LowerLevel, state: LBFGSState) -> LBFGSState:
+        direction = self._direction(state)
+        found, moved = line_search(lower, Point(state.x, state.gradient, state.energy), direction)
+        s, y = _flat(found.x - state.x), _flat(found.gradient - state.gradient)
+        sy, yy = dot(s, y), dot(y, y)
+        curved = sy > torch.finfo(s.dtype).eps ** 0.5 * norm(s) * norm(y)
+        rho = torch.where(curved, 1 / torch.where(curved, sy, 1.0), 0.0)
+        return LBFGSState(
+            found.x,
+            norm(found.gradient),
+            found.gradient,
+            found.energy,
+            self._append(state.s, s),
+            self._append(state.y, y),
+            # A direction that led nowhere discredits the history it came from.
+            self._append(state.rho, rho) * moved.unsqueeze(1),
+            torch.where(curved, sy / torch.where(curved, yy, 1.0), state.scale),
+        )
+
+    def _append(self, history: Tensor, row: Tensor) -> Tensor:
+        return torch.cat([history, row.unsqueeze(1)], dim=1)[:, -self.memory :]
+
+    def _direction(self, state: LBFGSState) -> Tensor:
+        """−B∇h by the two-loop recursion; −∇h, scaled, where rounding has cost it its descent."""
+        gradient = _flat(state.gradient)
+        q, coefficients = gradient, []
+        for j in reversed(range(state.s.shape[1])):
+            coefficients.append(state.rho[:, j] * dot(state.s[:, j], q))
+            q = torch.addcmul(q, coefficients[-1].unsqueeze(1), state.y[:, j], value=-1)
+        q = q * state.scale.unsqueeze(1)
+        for j, coefficient in enumerate(reversed(coefficients)):
+            beta = state.rho[:, j] * dot(state.y[:, j], q)
+            q = torch.addcmul(q, (coefficient - beta).unsqueeze(1), state.s[:, j])
+        downhill = dot(q, gradient) > 0
+        q = torch.where(expand(downhill, q), q, gradient * state.scale.unsqueeze(1))
+        return -_image(q, state.x)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Images as rows, in the order of the memory they have: a view."""
+    return x.movedim(1, -1).flatten(1)
+
+
+def _image(row: Tensor, like: Tensor) -> Tensor:
+    """Rows as images again."""
+    return row.view(len(row), *like.shape[2:], like.shape[1]).movedim(-1, 1)

@@ -1,0 +1,100 @@
+"""A line search for a batch: every sample finds its own step length α along its own direction d.
+
+    h(x + αd) ≤ h(x) + c α⟨∇h(x), d⟩        (long enough a fall)
+    ⟨∇h(x + αd), d⟩ ≥ σ⟨∇h(x), d⟩           (long enough a step)
+
+Near the minimiser the difference of two energies is lost to rounding. A fall is therefore also believed when gradients
+prove it: h being convex, ⟨∇h(x + αd), d⟩ ≤ c⟨∇h(x), d⟩ implies the first inequality; and where the energies agree
+within rounding, the slope may have changed sign but not grown (Hager & Zhang's approximate Wolfe condition). Trials are
+secant steps on the slope, kept inside the bracket.
+
+Reference: Hager & Zhang, *A new conjugate gradient method with guaranteed descent and an efficient line search*, SIAM
+J. Optim. 2005.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.tensors import dot, expand, put, take
+
+#: c and σ above, the growth of the slope allowed where energies say nothing, and the most trials.
+_FALL, _CURVATURE, _OVERSHOOT, _TRIALS = 1e-4, 0.9, 0.8, 30
+
+
+@dataclass(frozen=True)
+class Point:
+    """x with the energy and the gradient there."""
+
+    x: Tensor
+    gradient: Tensor
+    energy: Tensor
+
+    @classmethod
+    def at(cls, lower: LowerLevel, x: Tensor) -> Point:
+        return cls(x, lower.gradient(x), lower.energy(x))
+
+
+@dataclass(frozen=True)
+class _Bracket:
+    """Acceptable steps lie between ``low``, which is too short, and ``high``, which is too long; with their slopes."""
+
+    low: Tensor
+    high: Tensor
+    slope_low: Tensor
+    slope_high: Tensor
+
+    def narrowed(self, alpha: Tensor, slope: Tensor, long: Tensor) -> _Bracket:
+        return _Bracket(
+            torch.where(long, self.low, alpha),
+            torch.where(long, alpha, self.high),
+            torch.where(long, self.slope_low, slope),
+            torch.where(long, slope, self.slope_high),
+        )
+
+    def trial(self, slope_start: Tensor) -> Tensor:
+        """The zero of the slope by linear interpolation, at least a tenth of the bracket away from its ends."""
+        width = self.high - self.low
+        inside = self.slope_low / (self.slope_low - self.slope_high)
+        inside = torch.where((self.slope_high > 0) & torch.isfinite(inside), inside, 0.5).clamp(0.1, 0.9)
+        grown = slope_start / (slope_start - self.slope_low)
+        grown = torch.where(self.slope_low > slope_start, grown, 10.0).clamp(2, 10)
+        return torch.where(torch.isinf(self.high), grown * self.low, self.low + inside * width)
+
+
+def line_search(lower: LowerLevel, start: Point, direction: Tensor) -> tuple[Point, Tensor]:
+    """The point found on x + αd from the trial α = 1, and whether each sample found one; where not, its start."""
+    slope_start = dot(start.gradient, direction)
+    zero = torch.zeros_like(slope_start)
+    infinity = torch.full_like(slope_start, float("inf"))
+    bracket = _Bracket(zero, infinity, slope_start, infinity)
+    alpha = torch.ones_like(slope_start)
+    found = Point.at(lower, start.x + direction)
+    for _ in range(_TRIALS):
+        slope = dot(found.gradient, direction)
+        long = ~_fell(start, found, alpha, slope, slope_start)
+        unsettled = torch.nonzero(long | (slope < _CURVATURE * slope_start)).flatten()
+        if not len(unsettled):
+            break
+        some, slope_some = take(bracket, unsettled), slope_start[unsettled]
+        some = some.narrowed(alpha[unsettled], slope[unsettled], long[unsettled])
+        bracket = put(bracket, unsettled, some)
+        alpha = alpha.index_put((unsettled,), some.trial(slope_some))
+        part = torch.addcmul(start.x[unsettled], expand(alpha[unsettled], direction), direction[unsettled])
+        found = put(found, unsettled, Point.at(lower.take(unsettled), part))
+    fell = _fell(start, found, alpha, dot(found.gradient, direction), slope_start)
+    failed = torch.nonzero(~fell).flatten()
+    return put(found, failed, take(start, failed)), fell
+
+
+def _fell(start: Point, found: Point, alpha: Tensor, slope: Tensor, slope_start: Tensor) -> Tensor:
+    """Whether the energy has fallen enough, by what rounding leaves to tell it."""
+    noise = 10 * torch.finfo(start.energy.dtype).eps * start.energy.abs()
+    by_energy = found.energy <= start.energy + _FALL * alpha * slope_start
+    by_convexity = slope <= _FALL * slope_start
+    by_slope = (found.energy <= start.energy + noise) & (slope <= -_OVERSHOOT * slope_start)
+    return by_energy | by_convexity | by_slope

@@ -1,0 +1,138 @@
+"""Majorise–minimise memory gradient.
+
+For R(x) = Σ ψ(Cx) each ψ lies below the parabola of curvature w(t) = ψ'(t)/t that touches it at t, so that at x_k
+
+    h(x) ≤ ½‖Ax − y‖² + ½ Σ w_k (Cx)² + const,        x_{k+1} = argmin of that over x_k + span{∇h(x_k), x_k − x_{k−1}}
+
+a 2×2 system a sample. C x_k, A x_k and their last changes are kept, so an iteration is one C and one Cᵀ, the price of a
+gradient. No step size, no Lipschitz constant; h decreases monotonically.
+
+The kept C x_k drifts by rounding: the loop recomputes the residual from x before it calls a sample finished, and starts
+again from there if it was wrong.
+
+When to choose it: the fastest first-order choice for regularizers with majorant weights (`foe`, `tv`): about half of
+the iterations of `agd`, and insensitive to a small smoothing ν. No constraint on x.
+
+Reference: Chouzenoux, Idier & Moussaoui, *A majorize–minimize strategy for subspace optimization applied to image
+restoration*, IEEE TIP 2011.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.fusion import Fused
+from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.bilevel.tensors import dot, expand, norm
+
+
+@dataclass(frozen=True)
+class MMState:
+    """x, d = x − x_prev, and their images under C and A."""
+
+    x: Tensor
+    residual: Tensor
+    gradient: Tensor
+    t: Tensor
+    weights: Tensor
+    forward: Tensor
+    d: Tensor
+    t_d: Tensor
+    forward_d: Tensor
+
+
+class MemoryGradient(LowerSolver):
+    """Majorise–minimise over the gradient and the last step.
+
+    Args:
+        compile: fuse the pointwise work by torch.compile: about a tenth off an iteration on CPU. The first solve waits
+            for the compiler; where there is none, a line says so and nothing is fused.
+    """
+
+    requires: ClassVar = {"regularizer": ("analyse", "synthesise", "majorant")}
+
+    def __init__(self, compile: bool = False) -> None:
+        self.compile = compile
+        self._gram = Fused(compact_gram) if compile else gram
+        self._advance = Fused(advance) if compile else advance
+
+    def init(self, lower: LowerLevel, x0: Tensor) -> MMState:
+        t = lower.regularizer.analyse(lower.at.regularizer_theta, x0)
+        forward = lower.forward(x0)
+        weights, gradient = self._gradient(lower, x0, t, forward)
+        zeros = torch.zeros_like(x0), torch.zeros_like(t), torch.zeros_like(forward)
+        return MMState(x0, norm(gradient), gradient, t, weights, forward, *zeros)
+
+    def step(self, lower: LowerLevel, state: MMState) -> MMState:
+        g = state.gradient
+        t_g = lower.regularizer.analyse(lower.at.regularizer_theta, g)
+        forward_g = lower.forward(g)
+        along = self._subspace_minimiser(lower, state, t_g, forward_g)
+        t, t_d = self._advance(state.t, state.t_d, t_g, along)
+        x, d = self._advance(state.x, state.d, g, along)
+        if forward_g is g:  # A is the identity
+            forward, forward_d = x, d
+        else:
+            forward, forward_d = self._advance(state.forward, state.forward_d, forward_g, along)
+        weights, gradient = self._gradient(lower, x, t, forward)
+        return MMState(x, norm(gradient), gradient, t, weights, forward, d, t_d, forward_d)
+
+    def _gradient(self, lower: LowerLevel, x: Tensor, t: Tensor, forward: Tensor) -> tuple[Tensor, Tensor]:
+        lower.counter.gradients += len(x)
+        theta = lower.at.regularizer_theta
+        weights = lower.regularizer.majorant(theta, t)
+        gradient = lower.regularizer.synthesise(theta, weights * t, lower.shape)
+        misfit = forward - lower.y
+        back = lower.backward(misfit)
+        # Where A is the identity, the misfit is at hand to be written to.
+        gradient = misfit.add_(gradient) if back is misfit else gradient + back
+        return weights, gradient.add_(x, alpha=lower.ridge) if lower.ridge else gradient
+
+    def _subspace_minimiser(
+        self, lower: LowerLevel, state: MMState, t_g: Tensor, forward_g: Tensor
+    ) -> Tensor:
+        """s with M s = −Dᵀ∇h, M = Dᵀ(AᵀA + CᵀWC + μ_0)D, D = [∇h, d], by Cramer's rule in float64: (2, B)."""
+        g = state.gradient
+        slopes = self._gram(g, state.d)
+        data = slopes if forward_g is g else self._gram(forward_g, state.forward_d)
+        system = data + self._gram(t_g, state.t_d, state.weights)
+        gg, gd, dd = (system + lower.ridge * slopes if lower.ridge else system).unbind()
+        slope_g, slope_d, _ = slopes.unbind()
+        determinant = gg * dd - gd.square()
+        # Parallel directions (or no last step): along the gradient alone.
+        plane = determinant > 1e-5 * gg * dd
+        safe = torch.where(plane, determinant, 1.0)
+        along_g = torch.where(plane, (gd * slope_d - dd * slope_g) / safe, -slope_g / gg.clamp_min(1e-300))
+        along_d = torch.where(plane, (gd * slope_g - gg * slope_d) / safe, 0.0)
+        return torch.stack([along_g, along_d]).to(g.dtype)
+
+
+def gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
+    """⟨a, w a⟩, ⟨a, w b⟩, ⟨b, w b⟩ of each sample: (3, B), in float64.
+
+    Of √w a and √w b: a norm reads its tensor once, where a sum of products would write one first.
+    """
+    if weights is not None:
+        root = weights.sqrt()
+        a, b = root * a, root.mul_(b)
+    aa, ab, bb = torch.stack([norm(a), dot(a, b), norm(b)]).double().unbind()
+    return torch.stack([aa.square(), ab, bb.square()])
+
+
+def compact_gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The same, to be fused: then nothing is written at all."""
+    dims = tuple(range(1, a.ndim))
+    weighted_a, weighted_b = (a, b) if weights is None else (weights * a, weights * b)
+    products = [(weighted_a * a).sum(dims), (weighted_a * b).sum(dims), (weighted_b * b).sum(dims)]
+    return torch.stack(products).double()
+
+
+def advance(point: Tensor, d: Tensor, g: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+    """The next point and the step to it, s_g g + s_d d."""
+    d = torch.addcmul(d * expand(along[1], d), expand(along[0], g), g)
+    return point + d, d

@@ -1,0 +1,44 @@
+"""Forward operators A of the data term ½‖Ax − y‖²."""
+
+from __future__ import annotations
+
+from bltoolbox.config.hooks import Component, hookimpl
+
+BLT_API = 1
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "operator",
+            "identity",
+            "blt_builtins.operators.identity:Identity",
+            "A = I: denoising.",
+        ),
+        Component(
+            "operator",
+            "blur",
+            "blt_builtins.operators.blur:Blur",
+            "Convolution with a Gaussian or any kernel, which may be learned: deblurring.",
+        ),
+        Component(
+            "operator",
+            "inpainting",
+            "blt_builtins.operators.inpainting:Inpainting",
+            "Some pixels are missing, at random or by a mask: inpainting.",
+        ),
+        Component(
+            "operator",
+            "downsampling",
+            "blt_builtins.operators.downsampling:Downsampling",
+            "The mean of each block of pixels: super-resolution.",
+        ),
+        Component(
+            "operator",
+            "mri",
+            "blt_builtins.operators.mri:MRI",
+            "Some lines of the two-dimensional Fourier transform: accelerated MRI.",
+        ),
+    ]

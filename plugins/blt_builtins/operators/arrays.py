@@ -1,0 +1,51 @@
+"""Small arrays that an operator reads from a NumPy file: kernels and masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.tensors import Constant
+from bltoolbox.config.reading import KERNEL, MASK, Limit
+from bltoolbox.restoration.npy import read_array
+
+
+def read_matrix(path: str, what: str, limit: Limit = KERNEL) -> Tensor:
+    """The two-dimensional array of an ``.npy`` file, in float64."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy {what}")
+    try:
+        array = read_array(file, limit)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "buif":
+        raise ValueError(
+            f"{path} holds {array.dtype} of shape {'×'.join(map(str, array.shape))};"
+            f" a {what} is a matrix of numbers"
+        )
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def read_mask(path: str) -> Tensor:
+    """The mask of an ``.npy`` file: booleans, or zeros and ones, not all of them zero."""
+    mask = read_matrix(path, "mask", MASK)
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"{path} holds other values than 0 and 1; a mask says which entries are measured")
+    if not bool(mask.any()):
+        raise ValueError(f"{path} holds zeros only; a mask needs at least one measured entry")
+    return mask
+
+
+def misfit(mask: Constant | None, shape: tuple[int, int]) -> str | None:
+    """A sentence when a mask from a file does not fit images of ``shape``."""
+    if mask is None or tuple(mask.value.shape) == shape:
+        return None
+    height, width = mask.value.shape
+    return (
+        f"the mask is {height}×{width} but the images are {shape[0]}×{shape[1]};"
+        " give a mask of that size, or leave it out for a random one of any size"
+    )

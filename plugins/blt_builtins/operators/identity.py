@@ -1,0 +1,29 @@
+"""The identity: A x = x, so that y = x* + noise.
+
+When to choose it: denoising. The data term alone makes the lower level 1-strongly convex, hence every accuracy
+certified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from bltoolbox.bilevel.roles import Operator, Theta
+
+
+class Identity(Operator):
+    """A x = x, for denoising."""
+
+    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+        return x
+
+    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
+        return y
+
+    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> float:
+        return 1.0
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
+        return 1.0

@@ -1,0 +1,117 @@
+"""Inpainting: some pixels are known, the others are missing.
+
+    (A x)_p = m_p x_p,        m_p ∈ {0, 1}
+
+y keeps the shape of the image, with zeros at the missing pixels; they carry no noise. The mask is the same for all
+samples and channels: `missing` is the exact fraction of missing pixels, which ones depends on `seed` and the size of
+the image alone; or it comes from an ``.npy`` file. A = Aᵀ = A², so ‖A‖ = 1; nothing is missing or AᵀA is singular.
+
+A solve starts from the image with each missing pixel replaced by the mean of the known ones in the smallest window
+around it (3×3, 5×5, 9×9, …) that has any.
+
+When to choose it: filling in lost pixels, scratches or text. Where a hole is wider than the filters of the
+regularizer the minimiser may not be unique: set `strong_convexity` in the recipe.
+
+Reference: Bertalmio, Sapiro, Caselles & Ballester, *Image inpainting*, SIGGRAPH 2000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Lt
+from torch import Tensor
+from torch.nn import functional as F
+
+from blt_builtins.operators.arrays import misfit, read_mask
+from bltoolbox.bilevel.roles import Operator, Theta
+from bltoolbox.bilevel.tensors import Constant, keyed_generator
+
+
+class Inpainting(Operator):
+    """Known and missing pixels.
+
+    Args:
+        missing: fraction of the pixels that are missing.
+        seed: which ones.
+        mask: path of an .npy file, 1 for known pixels and 0 for missing ones, instead of a random mask.
+    """
+
+    def __init__(
+        self,
+        missing: Annotated[float, Ge(0), Lt(1)] = 0.5,
+        seed: int = 0,
+        mask: str | None = None,
+    ) -> None:
+        self.missing = missing
+        self.seed = seed
+        self.mask = None if mask is None else Constant(read_mask(mask))
+
+    def check(self, shape: Sequence[int]) -> str | None:
+        return misfit(self.mask, (shape[1], shape[2]))
+
+    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+        return x * self.known(x)
+
+    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
+        return y * self.known(y)
+
+    def add_noise(self, y: Tensor, noise: Tensor) -> Tensor:
+        return y + noise * self.known(y)
+
+    def start(self, y: Tensor, theta: Theta) -> Tensor:
+        return fill(y, self.known(y))
+
+    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> float:
+        return 1.0
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
+        if self.mask is None:
+            return 1.0 if _missing(self.missing, shape[1] * shape[2]) == 0 else 0.0
+        return float(self.mask.value.min())
+
+    def known(self, x: Tensor) -> Tensor:
+        """The mask (H, W) for images like ``x``."""
+        if self.mask is None:
+            return random_mask(self.missing, self.seed, x.shape[2], x.shape[3], x.dtype, x.device)
+        if sentence := self.check(x.shape[1:]):
+            raise ValueError(sentence)
+        return self.mask.like(x)
+
+
+@lru_cache(maxsize=16)
+def random_mask(
+    missing: float, seed: int, height: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A mask with an exact fraction of zeros; kept, since every product with A asks for it."""
+    order = torch.randperm(height * width, generator=keyed_generator("inpainting", seed, height, width))
+    mask = torch.ones(height * width, dtype=dtype)
+    mask[order[: _missing(missing, height * width)]] = 0
+    return mask.view(height, width).to(device)
+
+
+def _missing(fraction: float, pixels: int) -> int:
+    """A count; at least one pixel is known."""
+    return min(round(fraction * pixels), pixels - 1)
+
+
+def fill(y: Tensor, known: Tensor) -> Tensor:
+    """y with each missing pixel replaced by the mean of the known ones around it."""
+    filled, empty, radius = y * known, known == 0, 1
+    while bool(empty.any()):
+        count = _window_mean(known.view(1, 1, *known.shape), radius)[0, 0]
+        here = empty & (count > 0)
+        mean = _window_mean(y * known, radius) / torch.where(here, count, 1.0)
+        filled = torch.where(here, mean, filled)
+        empty, radius = empty & ~here, 2 * radius
+    return filled
+
+
+def _window_mean(x: Tensor, radius: int) -> Tensor:
+    """Mean over the (2 radius + 1)² window of each pixel, zeros beyond the border counted."""
+    for size, padding in (((2 * radius + 1, 1), (radius, 0)), ((1, 2 * radius + 1), (0, radius))):
+        x = F.avg_pool2d(x, size, stride=1, padding=padding)
+    return x

@@ -1,0 +1,50 @@
+"""Regularizers R_θ(x), convex in x."""
+
+from __future__ import annotations
+
+from bltoolbox.config.hooks import Component, hookimpl
+
+BLT_API = 1
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "regularizer",
+            "foe",
+            "blt_builtins.regularizers.foe:FieldOfExperts",
+            "Field of Experts: learned filters and weights, smoothed absolute values. Expressive, yet convex.",
+        ),
+        Component(
+            "regularizer",
+            "wcfoe",
+            "blt_builtins.regularizers.weakly_convex:WeaklyConvexExperts",
+            "Field of Experts with flattening potentials: weakly convex. The most accurate for denoising.",
+        ),
+        Component(
+            "regularizer",
+            "tv",
+            "blt_builtins.regularizers.tv:TotalVariation",
+            "Smoothed total variation with a learned weight; the baseline to beat.",
+        ),
+        Component(
+            "regularizer",
+            "tikhonov",
+            "blt_builtins.regularizers.tikhonov:Tikhonov",
+            "Squared gradient (or image) with a learned weight; quadratic, one parameter, everything exact.",
+        ),
+        Component(
+            "regularizer",
+            "crr",
+            "blt_builtins.regularizers.crr:ConvexRidge",
+            "Convex ridge regularizer: learned filters and learned potentials, as splines.",
+        ),
+        Component(
+            "regularizer",
+            "icnn",
+            "blt_builtins.regularizers.icnn:InputConvexNetwork",
+            "Input-convex network: the most general and the most expensive.",
+        ),
+    ]

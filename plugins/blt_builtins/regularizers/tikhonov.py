@@ -1,0 +1,109 @@
+"""Tikhonov regularization: a learned weight on the squared norm of the gradient, or of the image.
+
+    R_θ(x) = ½ e^{θ_0} ‖Dx‖²        D = ∇ (forward differences, none across the border) or D = I
+
+Quadratic, so that with a quadratic data term x̂ is linear in y, ∇²R does not depend on x, and its constants are exact:
+‖∇‖² = Σ over both axes of 4 sin²(π(n−1)/(2n)), the largest eigenvalue of the Laplacian of a line of n pixels.
+
+When to choose it: as a baseline with one parameter that blurs edges, to try out a new method where everything is known,
+or as the ridge (`of: identity`) that makes a singular problem strongly convex with a learned constant.
+
+Reference: Tikhonov & Arsenin, *Solutions of Ill-Posed Problems*, 1977.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from bltoolbox.bilevel.roles import Regularizer, Theta
+
+
+class Tikhonov(Regularizer):
+    """A squared norm with a learned weight.
+
+    Args:
+        weight: initial weight e^{θ_0}.
+        of: what is squared: the gradient of the image, or the image itself.
+    """
+
+    def __init__(
+        self, weight: Annotated[float, Gt(0)] = 0.1, of: Literal["gradient", "identity"] = "gradient"
+    ) -> None:
+        self.weight = weight
+        self.of = of
+
+    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"log_weight": torch.full((1,), math.log(self.weight), dtype=torch.float64)}
+
+    def energy(self, theta: Theta, x: Tensor) -> Tensor:
+        t = self.analyse(theta, x)
+        return 0.5 * theta["log_weight"].exp() * t.square().flatten(1).sum(1)
+
+    def gradient(self, theta: Theta, x: Tensor) -> Tensor:
+        return theta["log_weight"].exp() * self.synthesise(theta, self.analyse(theta, x), x.shape[1:])
+
+    def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
+        return _Hessian(self, theta)
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        product = self.analyse(theta, x) * self.analyse(theta, q)
+        return theta["log_weight"].exp() * product.flatten(1).sum(1)
+
+    def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        # R is e^{θ_0} times what does not depend on θ.
+        return {"log_weight": self.pairing(theta, x, q).unsqueeze(1)}
+
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        squared = 1.0
+        if self.of == "gradient":
+            squared = sum(4 * math.sin(math.pi * (n - 1) / (2 * n)) ** 2 for n in shape[1:])
+        return (theta["log_weight"].exp() * squared).squeeze()
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
+        # Constant images have no gradient.
+        return 0.0 if self.of == "gradient" else theta["log_weight"].exp().squeeze()
+
+    def analyse(self, theta: Theta, x: Tensor) -> Tensor:
+        """Dx: (B, 2, C, H, W) for the gradient, horizontal and vertical, zero across the border."""
+        if self.of == "identity":
+            return x
+        right = torch.diff(x, dim=3, append=x[:, :, :, -1:])
+        down = torch.diff(x, dim=2, append=x[:, :, -1:])
+        return torch.stack([right, down], dim=1)
+
+    def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
+        if self.of == "identity":
+            return t
+        right, down = t[:, 0, :, :, :-1], t[:, 1, :, :-1]
+        along = -torch.diff(right, dim=3, prepend=_zeros(t, 3), append=_zeros(t, 3))
+        return along - torch.diff(down, dim=2, prepend=_zeros(t, 2), append=_zeros(t, 2))
+
+    def majorant(self, theta: Theta, t: Tensor) -> Tensor:
+        return theta["log_weight"].exp().view(-1, *(1,) * (t.ndim - 1)).expand_as(t)
+
+
+class _Hessian:
+    """v ↦ e^{θ_0} DᵀD v, the same at every x, hence for every selection of samples."""
+
+    def __init__(self, regularizer: Tikhonov, theta: Theta) -> None:
+        self.regularizer = regularizer
+        self.theta = theta
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.regularizer.gradient(self.theta, v)
+
+    def take(self, index: Tensor) -> _Hessian:
+        return self
+
+
+def _zeros(t: Tensor, dim: int) -> Tensor:
+    """A line of zeros at the border of an image, across ``dim``."""
+    shape = [len(t), *t.shape[2:]]
+    shape[dim] = 1
+    return t.new_zeros(shape)

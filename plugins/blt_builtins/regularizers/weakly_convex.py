@@ -1,0 +1,183 @@
+"""Weakly convex Field of Experts: learned filters under potentials that flatten for large responses.
+
+    R_θ(x) = Σ_j a_j Σ_p [φ_{ν_j}(t) − β_j φ_{ω_j}(t)],     t = (c_j ⋆ x)_p,   φ_ν(t) = √(t² + ν²) − ν
+
+with a_j = e^{θ_0 + θ_j}. The absolute value of `foe` pulls at a strong edge as hard as at a weak one. Here the slope
+falls from a_j to (1 − β_j) a_j once a response exceeds ω_j: edges are kept, flat parts are smoothed harder. R is no
+longer convex, but not by much: with e_j the largest curvature of the concave part, ∇²R ⪰ −ρ with
+ρ ≤ ‖Σ_j e_j C_jᵀC_j‖. The filters share the curvature that is available,
+
+    e_j = ρ_0 s_j / ‖Σ_i s_i C_iᵀC_i‖,        s_j = e^{θ'_j},   ρ_0 < 1
+
+the norm being that inside an image, away from its border; derivatives in θ include it. Any θ is admissible, apart from
+the zero means of the kernels, which are a linear constraint: the part of the slope that is lost is a logistic function,
+and the widths follow from it and from the parameters λ_j and n_j > 0,
+
+    β_j = 0.9999/(1 + e^{−8λ_j}),       ω_j = β_j a_j / e_j,       1/ν_j² = 1/n_j² + 1/ω_j²
+
+so that β_j < 1 and ν_j < ω_j always hold, with ν_j ≈ n_j where n_j is much smaller than ω_j. The norm has no derivative
+where several frequencies attain it, as with symmetric kernels; the initial kernels are therefore slightly perturbed.
+
+What is guaranteed: with a `periodic`, `zero` or `valid` border and a data term with AᵀA ⪰ 1, as in denoising, the lower
+level is (1 − ρ_0)-strongly convex and has one minimiser, and accuracies are certified. What is not: with a mirrored
+border, the default, ‖Σ_j e_j C_jᵀC_j‖ may exceed ρ_0. The bound in use there is up to four times ρ_0; where it passes
+1, neither strong convexity nor a single minimiser is guaranteed, and accuracies are estimated. (For the shipped models
+the norm is at least 1.07 to 1.24, and the bound about 3.4.) For an operator with a null space (deblurring, inpainting)
+nothing is guaranteed, and Hessian products may meet negative curvature.
+
+√(s + ν²) − β√(s + ω²) is concave in s = t², so `mm` has its majorant weights a(1/√(t² + ν²) − β/√(t² + ω²)) > 0. Third
+derivatives are not bounded here: error bounds of hypergradients are estimated.
+
+When to choose it: denoising, where it is ahead of every convex choice here. The lower level is less strongly convex
+than with `foe`, so that a solve takes more iterations.
+
+References: Goujon, Neumayer & Unser, *Learning weakly convex regularizers for convergent image-reconstruction
+algorithms*, SIAM J. Imaging Sci. 2024; Lanza, Morigi, Selesnick & Sgallari, *Sparsity-inducing nonconvex nonseparable
+regularization for convex image processing*, SIAM J. Imaging Sci. 2019; Chen, Ranftl & Pock, *Insights into analysis
+operator learning*, IEEE TIP 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt, Lt
+from torch import Tensor
+
+from blt_builtins.regularizers.filters import Boundary, norm_bound
+from blt_builtins.regularizers.foe import FieldOfExperts, NormalForm, Planes, SmoothedAbs, amplitudes
+from bltoolbox.bilevel.records import Potentials
+from bltoolbox.bilevel.roles import Regularizer, Theta
+
+#: The supremum of β_j: the little slope that is left keeps majorant weights positive in float32, too.
+_LOST = 0.9999
+#: A gradient step in λ_j changes β_j as fast as other steps change their parameters; with 1, training lags behind.
+_STEEPNESS = 8.0
+#: Standard deviation of the noise on the coordinates of the initial kernels.
+_ASYMMETRY = 0.01
+#: How near a limit of the parameters the values of former files are put.
+_CLOSE = 1e-9
+
+
+class WeaklyConvexExperts(FieldOfExperts):
+    """Learned filters under flattening potentials.
+
+    Args:
+        filters: number J of filters.
+        kernel_size: side K of the square kernels.
+        boundary: what the filters see beyond the border: nothing, as they are applied only where they fit
+            (`valid`), zeros, the opposite border, or the mirrored image (`symmetric`).
+        nu: initial smoothing ν of every filter.
+        weight: initial weight a_j of a filter of unit norm.
+        flattening: initial β_j, the part of its slope that a potential loses for large responses.
+        curvature: ρ_0, how far from convex R is; below 1, so that denoising stays strongly convex.
+        start: initial kernels: finite differences in the colour axes, the smoothest cosines, or Gaussian noise.
+    """
+
+    convex: ClassVar[bool] = False
+    # What `foe` knows of its own potentials does not hold for these.
+    pairing_gradients = Regularizer.pairing_gradients
+    constants = Regularizer.constants
+
+    def __init__(
+        self,
+        filters: Annotated[int, Gt(0)] = 10,
+        kernel_size: Annotated[int, Ge(2)] = 7,
+        boundary: Boundary = "symmetric",
+        nu: Annotated[float, Gt(0)] = 0.01,
+        weight: Annotated[float, Gt(0)] = 0.02,
+        flattening: Annotated[float, Gt(0), Lt(1)] = 0.5,
+        curvature: Annotated[float, Gt(0), Lt(1)] = 0.95,
+        start: Literal["differences", "dct", "random"] = "differences",
+    ) -> None:
+        super().__init__(filters, kernel_size, boundary, "per-filter", nu, weight, start)
+        self.flattening = flattening
+        self.curvature = curvature
+
+    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+        theta = super().init_params(channels, generator)
+        # Symmetric kernels reach their norm at several frequencies at once, where it has no derivative.
+        noise = torch.randn(theta["kernels"].shape, dtype=torch.float64, generator=generator)
+        theta["kernels"] = theta["kernels"] + _ASYMMETRY * noise
+        theta["log_shares"] = torch.zeros(self.filters, dtype=torch.float64)
+        theta["logit_flattening"] = _logit(torch.full((self.filters,), self.flattening, dtype=torch.float64))
+        return self.project(theta)
+
+    def upgrade(self, theta: Theta) -> dict[str, Tensor]:
+        """From files that store log ω_j, and log ν_j as it is used."""
+        if "log_omega" not in theta:
+            return dict(theta)
+        exact = {name: value.double() for name, value in theta.items()}
+        log_omega = exact.pop("log_omega")
+        lost = (log_omega - self._log_largest_omega(exact)).exp()
+        ratio = (2 * (exact["log_smoothing"] - log_omega)).exp()
+        # Such files may have ν = ω, which is a limit now.
+        exact["logit_flattening"] = _logit(lost)
+        exact["log_smoothing"] = exact["log_smoothing"] - (1 - ratio).clamp_min(_CLOSE).log() / 2
+        return {name: value.to(theta["log_omega"]) for name, value in exact.items()}
+
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        nu, _ = self._widths(theta)
+        return norm_bound(self.kernels(theta), amplitudes(theta) / nu, self.boundary)
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        """−ρ."""
+        return -norm_bound(self.kernels(theta), self._curvatures(theta), self.boundary)
+
+    def potentials(self, theta: Theta) -> Potentials:
+        importance, order = self._importance(theta).sort(descending=True)
+        omega = self._widths(theta)[1].median()
+        t = torch.linspace(-3, 3, 301, dtype=omega.dtype, device=omega.device) * omega
+        scaled = amplitudes(theta).view(-1, 1) * t
+        values = self._form(theta).of.potential(scaled.view(1, self.filters, 1, -1))
+        return Potentials(t, values[0, order, 0], importance)
+
+    def _curvatures(self, theta: Theta) -> Tensor:
+        """e_j."""
+        shares = theta["log_shares"].exp()
+        return self.curvature * shares / norm_bound(self.kernels(theta), shares, "periodic")
+
+    def _log_largest_omega(self, theta: Theta) -> Tensor:
+        """log(a_j/e_j), where all slope would be lost."""
+        return theta["log_scale"] + theta["log_weights"] - self._curvatures(theta).log()
+
+    def _lost(self, theta: Theta) -> Tensor:
+        """β_j."""
+        return _LOST * torch.sigmoid(_STEEPNESS * theta["logit_flattening"])
+
+    def _widths(self, theta: Theta) -> tuple[Tensor, Tensor]:
+        """ν_j and ω_j."""
+        log_omega = self._lost(theta).log() + self._log_largest_omega(theta)
+        log_nu = -torch.logaddexp(-2 * theta["log_smoothing"], -2 * log_omega) / 2
+        return log_nu.exp(), log_omega.exp()
+
+    def _normal_form(self, theta: Theta) -> NormalForm:
+        a, (nu, omega) = amplitudes(theta), self._widths(theta)
+        flattening = _Flattening(SmoothedAbs(nu * a), SmoothedAbs(omega * a), Planes(self._lost(theta)))
+        return NormalForm(super()._normal_form(theta).bank, flattening)
+
+
+def _logit(lost: Tensor) -> Tensor:
+    """λ_j where the part β_j of the slope is to be lost."""
+    return (lost / _LOST).clamp_max(1 - _CLOSE).logit() / _STEEPNESS
+
+
+@dataclass(frozen=True)
+class _Flattening:
+    """φ_ν − β φ_ω, β the part of the slope that is lost."""
+
+    near: SmoothedAbs
+    far: SmoothedAbs
+    beta: Planes
+
+    def potential(self, t: Tensor) -> Tensor:
+        return self.near.potential(t) - self.beta.at(t) * self.far.potential(t)
+
+    def weights(self, t: Tensor) -> Tensor:
+        return self.near.weights(t).addcmul(self.beta.at(t), self.far.weights(t), value=-1)
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return self.near.curvature(t).addcmul(self.beta.at(t), self.far.curvature(t), value=-1)

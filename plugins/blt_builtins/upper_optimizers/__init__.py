@@ -1,0 +1,44 @@
+"""Upper-level optimizers: θ ← θ⁺ from inexact values and hypergradients."""
+
+from __future__ import annotations
+
+from bltoolbox.config.hooks import Component, hookimpl
+
+BLT_API = 1
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "upper_optimizer",
+            "isgd",
+            "blt_builtins.upper_optimizers.isgd:ISGD",
+            "Inexact stochastic gradient descent; fixed or decreasing step and accuracy. Cheap steps, mini-batches.",
+        ),
+        Component(
+            "upper_optimizer",
+            "isgd-ls",
+            "blt_builtins.upper_optimizers.isgd_ls:ISGDLineSearch",
+            "ISGD that measures its step length on the batch now and then; no step to tune.",
+        ),
+        Component(
+            "upper_optimizer",
+            "maid",
+            "blt_builtins.upper_optimizers.maid:MAID",
+            "Adaptive inexact descent with a line search; chooses step and accuracy itself, needs all data.",
+        ),
+        Component(
+            "upper_optimizer",
+            "iadam",
+            "blt_builtins.upper_optimizers.iadam:IAdam",
+            "Inexact Adam; as cheap as isgd, evens out parameters of different scales. Easy to tune.",
+        ),
+        Component(
+            "upper_optimizer",
+            "hoag",
+            "blt_builtins.upper_optimizers.hoag:HOAG",
+            "Descent with a given sequence of accuracies and an adaptive step; needs all data, no error bounds.",
+        ),
+    ]

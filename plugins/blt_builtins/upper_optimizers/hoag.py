@@ -1,0 +1,135 @@
+"""HOAG: gradient descent on ever more accurate hypergradients, the step adapted to the decrease that they allow to see.
+
+    ε_k = ε_0 q^k  (geometric),   ε_0/(k+1)²  (quadratic)   or   ε_0/(k+1)³  (cubic),        δ_k likewise
+    θ⁺ = Π(θ_k − α z_k),   accepted when
+
+    F⁺ ≤ F_k + (E_k + E⁺) + s ε_k‖θ⁺ − θ_k‖ − ½‖θ⁺ − θ_k‖²/α
+
+F_k = g(x̃_k), F⁺ = g(x̃⁺) at ε_{k+1}, E = ‖∇g(x̃)‖ε + (L_g/2)ε² with the accuracies achieved (estimated where no strong
+convexity is known): the allowance E is what an inexact value can hide, s ε_k‖θ⁺ − θ_k‖ what an inexact z can, s the
+`loss_scale`. An accepted step makes the next one longer, a refused one
+is tried again shorter. The ε_k are summable, and so are the increases that may slip through. (`maid` turns the same
+inequality round: it accepts only what is certain to decrease, and chooses ε itself.) The paper has constants in place
+of E, which the oracle knows.
+
+Where the lower level has met the floor of the dtype, the sequence stops shrinking.
+
+When to choose it: few parameters, all data at each step (sampler `full`), no error bounds to be had from the
+hypergradient (`unrolled`, `one-step`). Where they are, `maid` needs no sequence of accuracies.
+
+Reference: Pedregosa, *Hyperparameter optimization with approximate gradient*, ICML 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Gt, Lt
+from torch import Tensor
+
+from blt_builtins.upper_optimizers.schedule import descend, power_decay, step_metrics
+from bltoolbox.bilevel.records import HypergradientResult, Status, Step, Value
+from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
+from bltoolbox.bilevel.tensors import theta_norm
+
+Fraction = Annotated[float, Gt(0), Lt(1)]
+_POWERS = {"quadratic": 2.0, "cubic": 3.0}
+
+
+class HOAG(UpperOptimizer):
+    """Descent on approximate hypergradients with summable errors and an adaptive step.
+
+    Args:
+        step: α_0, the first step length tried.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; the same number as `tol` unless
+            given.
+        decay: how the accuracies tighten from step to step.
+        ratio: q of the geometric decay.
+        grow: by which an accepted step is lengthened for the next.
+        shrink: by which a refused one is shortened.
+        trials: step lengths tried before θ is left where it is until the accuracies are tighter.
+    """
+
+    full_batch = True
+    handles_floor = True
+
+    def __init__(
+        self,
+        step: Annotated[float, Gt(0)] = 1e-2,
+        tol: Annotated[float, Gt(0)] = 0.1,
+        adjoint_tol: Annotated[float, Gt(0)] | None = None,
+        decay: Literal["geometric", "quadratic", "cubic"] = "geometric",
+        ratio: Fraction = 0.9,
+        grow: Annotated[float, Gt(1)] = 1.05,
+        shrink: Fraction = 0.5,
+        trials: Annotated[int, Gt(0)] = 10,
+    ) -> None:
+        self.step_size = step
+        self.tol = tol
+        self.adjoint_tol = tol if adjoint_tol is None else adjoint_tol
+        self.decay = decay
+        self.ratio = ratio
+        self.grow = grow
+        self.shrink = shrink
+        self.trials = trials
+
+    def init(self, theta: Theta) -> dict[str, Any]:
+        return {"k": 0, "alpha": self.step_size}
+
+    def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
+        k, alpha = state["k"], state["alpha"]
+        tol, adjoint_tol = self._accuracy(self.tol, k), self._accuracy(self.adjoint_tol, k)
+        result = oracle.hypergradient(theta, tol, adjoint_tol)
+        metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
+        if reason := _exhausted(theta, result, alpha):
+            return Step(dict(theta), dict(state), result.value.value, metrics, finished=reason)
+        before = result.value if result.value.certified else oracle.value(theta, tol, bound=True)
+        # Below the floor of the dtype a tighter tolerance costs much and gives nothing.
+        k = k if _at_floor(result) else k + 1
+        next_tol = self._accuracy(self.tol, k)
+        for trial in range(self.trials):
+            moved = descend(oracle, theta, result.gradient, alpha)
+            value = oracle.value(moved, next_tol, bound=True)
+            if _decreased(theta, moved, before, value, tol * result.loss_scale, alpha):
+                oracle.accept(value)
+                metrics |= {"step_size": alpha, "trials": trial + 1}
+                return Step(moved, {"k": k, "alpha": self.grow * alpha}, value.value, metrics)
+            alpha *= self.shrink
+        metrics |= {"step_size": 0.0, "trials": self.trials}
+        return Step(dict(theta), {"k": k, "alpha": alpha}, result.value.value, metrics)
+
+    def _accuracy(self, first: float, k: int) -> float:
+        if self.decay == "geometric":
+            return float(first * self.ratio**k)
+        return power_decay(first, _POWERS[self.decay], k)
+
+
+def _decreased(
+    theta: Theta, moved: Mapping[str, Tensor], before: Value, after: Value, error: float, alpha: float
+) -> bool:
+    """The decrease is enough, up to what the tolerances can hide; ``error`` is that of z."""
+    distance = theta_norm(moved[name] - value for name, value in theta.items())
+    # Where h is not convex no value has an allowance: then the decrease must be seen.
+    allowances = [value.upper - value.value for value in (before, after) if math.isfinite(value.upper)]
+    hidden = sum(allowances) + error * distance
+    return after.value <= before.value + hidden - 0.5 * distance**2 / alpha
+
+
+def _at_floor(result: HypergradientResult) -> bool:
+    """Whether the lower level could not meet its tolerance; what an estimator leaves out by design does not count."""
+    return Status.STALLED.name.lower() in result.value.short
+
+
+def _exhausted(theta: Theta, result: HypergradientResult, alpha: float) -> str | None:
+    """Why no further step can help, if so."""
+    length = theta_norm(result.gradient.values())
+    if length == 0 and _at_floor(result):
+        return "converged: the hypergradient is zero"
+    precision = torch.finfo(next(iter(theta.values())).dtype).eps
+    if length > 0 and alpha * length < precision * theta_norm(theta.values()):
+        return "converged-to-precision: no step that changes θ decreases the loss"
+    return None

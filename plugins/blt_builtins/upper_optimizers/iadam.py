@@ -1,0 +1,103 @@
+"""Inexact Adam: ISGD's hypergradient at ISGD's accuracies, each parameter with a step of its own scale.
+
+    m ← β₁m + (1−β₁)z,   v ← β₂v + (1−β₂)z²,        θ⁺ = Π(θ − α_k m̂/(√v̂ + ϵ)),   m̂ = m/(1−β₁ᵗ),  v̂ = v/(1−β₂ᵗ)
+    α_k = α_0 (k+1)^{−a},   ε_k = ε_0 (k+1)^{−b},   δ_k = δ_0 (k+1)^{−b}
+
+z = z_{v_k}(θ_k) is the hypergradient of the sampled objective, the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the adjoint
+system to a residual δ_k; t counts the z that were not zero. Kernels, log-weights and smoothing have gradients of very
+different size, which the division evens out.
+
+A z that is zero throughout, as of an empty batch, moves nothing: neither θ, which would drift on momentum through
+draws that say nothing, nor m, v and t, which would shrink z for the draws that do. Only the schedules go on.
+
+When to choose it: regularizers whose parameters are of different kinds (`foe`), mini-batches, little patience for
+tuning the step. Unlike ISGD it has no convergence theory for inexact z; `step_decay: 0.5` calms its end.
+
+References: Kingma & Ba, *Adam: a method for stochastic optimization*, ICLR 2015; Salehi, Mukherjee, Roberts &
+Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt, Lt
+from torch import Tensor
+
+from blt_builtins.upper_optimizers.schedule import Auto, descend, power_decay, sampled_gradient, step_metrics
+from bltoolbox.bilevel.records import Step
+from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
+
+Momentum = Annotated[float, Ge(0), Lt(1)]
+
+
+class IAdam(UpperOptimizer):
+    """Inexact Adam.
+
+    Args:
+        step: α_0; about the distance a parameter travels in one step.
+        step_decay: exponent a of the step; 0 is a fixed step.
+        beta1: β₁, the memory of the mean of z.
+        beta2: β₂, the memory of its square.
+        epsilon: ϵ, the size below which a gradient counts as zero, times `loss_scale`.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
+            lower level moves at θ_0.
+        tol_decay: exponent b of the accuracies.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
+            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
+    """
+
+    def __init__(
+        self,
+        step: Annotated[float, Gt(0)] = 1e-2,
+        step_decay: Annotated[float, Ge(0)] = 0.0,
+        beta1: Momentum = 0.9,
+        beta2: Momentum = 0.999,
+        epsilon: Annotated[float, Gt(0)] = 1e-8,
+        tol: Annotated[float, Gt(0)] | Auto = 0.1,
+        tol_decay: Annotated[float, Ge(0)] = 0.0,
+        adjoint_tol: Annotated[float, Gt(0)] | None = None,
+    ) -> None:
+        self.step_size = step
+        self.step_decay = step_decay
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.tol = tol
+        self.tol_decay = tol_decay
+        self.adjoint_tol = adjoint_tol
+
+    def init(self, theta: Theta) -> dict[str, Any]:
+        zeros = {f"{moment}/{name}": torch.zeros_like(v) for moment in "mv" for name, v in theta.items()}
+        return {"k": 0, "t": 0, "shrunk": 1.0} | zeros
+
+    def shorten(self, state: Mapping[str, Any], factor: float) -> dict[str, Any]:
+        return dict(state) | {"shrunk": state["shrunk"] * factor}
+
+    def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
+        sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
+        result, k = sampled.result, state["k"]
+        alpha = state["shrunk"] * power_decay(self.step_size, self.step_decay, k)
+        metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient)
+        after = sampled.state | {"k": k + 1}
+        if metrics["gradient_norm"] == 0:
+            return Step(dict(theta), after, result.value.value, metrics)
+        after |= self._moments(result.gradient, state)
+        direction = self._direction(theta, after, self.epsilon * result.loss_scale)
+        return Step(descend(oracle, theta, direction, alpha), after, result.value.value, metrics)
+
+    def _moments(self, z: Theta, state: Mapping[str, Any]) -> dict[str, Any]:
+        after: dict[str, Any] = {"t": state["t"] + 1}
+        for name, part in z.items():
+            after[f"m/{name}"] = torch.lerp(part, state[f"m/{name}"], self.beta1)
+            after[f"v/{name}"] = torch.lerp(part.square(), state[f"v/{name}"], self.beta2)
+        return after
+
+    def _direction(self, theta: Theta, state: Mapping[str, Any], epsilon: float) -> dict[str, Tensor]:
+        first, second = 1 - self.beta1 ** state["t"], 1 - self.beta2 ** state["t"]
+        return {
+            name: state[f"m/{name}"] / first / ((state[f"v/{name}"] / second).sqrt() + epsilon)
+            for name in theta
+        }

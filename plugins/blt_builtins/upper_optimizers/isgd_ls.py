@@ -1,0 +1,131 @@
+"""Inexact stochastic gradient descent that finds its step length by itself.
+
+    θ_{k+1} = Π(θ_k − α_k z_{v_k}(θ_k)),        r(α) = (f_v(θ_k) − f_v(θ_k − αz)) / (α‖z‖²)
+
+r is what a step gains of what z promises, measured on the batch that z comes from. On a quadratic it falls linearly,
+from 1 for a vanishing step over ½ for the best one to 0 for one that gains nothing, so one measurement tells whether
+to lengthen or to shorten. It is taken at the first steps, every few steps after them, and whenever a step would lead
+further than the last one measured (the curvature of f grows along the way): α is doubled if r > `high`, halved while
+r < `low`, and kept in between. Other steps are those of ISGD, at no extra cost.
+
+Values of f_v are inexact, too: both sides are solved to the accuracy `value_tol`·ε_k from the same warm starts. A
+first step that promises less than such values can tell is lengthened tenfold unseen, one that promises more than a
+quarter of the loss is cut to that, and then it is doubled or halved as often as it takes: a first step wrong by orders
+of magnitude costs a few solves and not a run.
+
+When to choose it: mini-batches, and no idea of the step length. A tuned `isgd` does as well, and no better.
+
+References: Vaswani et al., *Painless stochastic gradient: interpolation, line-search, and convergence rates*, NeurIPS
+2019; Salehi, Mukherjee, Roberts & Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024, which names an
+adaptive step as its open question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from blt_builtins.upper_optimizers.schedule import Auto, descend, first_step, sampled_gradient, step_metrics
+from bltoolbox.bilevel.records import HypergradientResult, Step
+from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
+from bltoolbox.bilevel.tensors import theta_norm
+
+Fraction = Annotated[float, Gt(0), Lt(1)]
+
+#: Steps measured at the beginning, and trials of one measurement.
+_FIRST, _TRIALS = 3, 40
+#: The part of the loss below which a promise cannot be told from the inexactness of the values.
+_UNSEEN = 1e-3
+#: A step longer than this times the last one measured is measured, too.
+_FAR = 1.5
+
+
+class ISGDLineSearch(UpperOptimizer):
+    """Inexact stochastic gradient descent with a measured step.
+
+    Args:
+        step: α_0, the first step length tried; a bad one costs a few trials.
+        every: steps between two measurements of the step length.
+        low: the part of its promise below which a step is halved.
+        high: the part of its promise above which a step is doubled.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
+            lower level moves at θ_0.
+        tol_decay: exponent b of the accuracies.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
+            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
+        value_tol: accuracy of the values that steps are measured by, as a part of ε_k.
+    """
+
+    def __init__(
+        self,
+        step: Annotated[float, Gt(0)] | Auto = "auto",
+        every: Annotated[int, Gt(0)] = 10,
+        low: Annotated[float, Ge(0), Lt(1)] = 0.3,
+        high: Fraction = 0.7,
+        tol: Annotated[float, Gt(0)] | Auto = 0.1,
+        tol_decay: Annotated[float, Ge(0)] = 0.0,
+        adjoint_tol: Annotated[float, Gt(0)] | None = None,
+        value_tol: Annotated[float, Gt(0), Le(1)] = 0.2,
+    ) -> None:
+        if low >= high:
+            raise ValueError(f"low {low} is not below high {high}; 0.3 and 0.7 are usual")
+        self.step_size = step
+        self.every = every
+        self.low = low
+        self.high = high
+        self.tol = tol
+        self.tol_decay = tol_decay
+        self.adjoint_tol = adjoint_tol
+        self.value_tol = value_tol
+
+    def init(self, theta: Theta) -> dict[str, Any]:
+        return {"k": 0}
+
+    def shorten(self, state: Mapping[str, Any], factor: float) -> dict[str, Any]:
+        return dict(state) | ({"step": state["step"] * factor} if "step" in state else {})
+
+    def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
+        sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
+        z, after, k = sampled.result.gradient, sampled.state, state["k"]
+        length, trials = theta_norm(z.values()), 0
+        if length == 0:  # an empty draw says nothing about the step either
+            metrics = step_metrics(0.0, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
+            return Step(dict(theta), after | {"k": k + 1}, sampled.result.value.value, metrics)
+        first = "reach" not in after
+        alpha = self._first(theta, sampled.result) if first else after["step"]
+        if first or k < _FIRST or k % self.every == 0 or alpha * length > _FAR * after["reach"]:
+            tol = self.value_tol * sampled.tol
+            alpha, trials = self._measure(theta, oracle, z, alpha, tol, first)
+            after["reach"] = alpha * length
+        moved = descend(oracle, theta, z, alpha)
+        metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
+        return Step(moved, after | {"k": k + 1, "step": alpha}, sampled.result.value.value, metrics)
+
+    def _first(self, theta: Theta, result: HypergradientResult) -> float:
+        """α_0, cut to what `auto` would try: where a θ far off leads, one value may cost more than a run."""
+        safe = first_step("auto", theta, result)
+        return safe if self.step_size == "auto" else min(self.step_size, safe)
+
+    def _measure(
+        self, theta: Theta, oracle: Oracle, z: Theta, alpha: float, tol: float, first: bool
+    ) -> tuple[float, int]:
+        """A step length that keeps a fair part of its promise, and how many values were asked for.
+
+        The first is searched for; later ones are doubled once at most, so that one lucky batch does no harm.
+        """
+        slope = theta_norm(z.values()) ** 2
+        base = oracle.value(theta, tol).value
+        while first and alpha * slope < _UNSEEN * base:
+            alpha *= 10
+        last = 0
+        for trial in range(1, _TRIALS + 1):
+            gain = (base - oracle.value(descend(oracle, theta, z, alpha), tol).value) / (alpha * slope)
+            wish = -1 if gain < self.low else 1 if gain > self.high and (first or last == 0) else 0
+            if wish == 0 or wish == -last:
+                # After a turn the shorter of the two neighbours, whose gain is the high one.
+                return alpha if wish >= 0 else alpha / 2, trial + 1
+            alpha *= 2.0**wish
+            last = wish
+        return alpha, _TRIALS + 1

@@ -1,0 +1,144 @@
+"""MAID, the method of adaptive inexact descent: accuracy and step length chosen by what the current step needs.
+
+    1. compute z with an error bound ω at accuracies (ε, δ); while ω > (1−η)‖z‖ tighten (ε, δ) by ρ_a
+    2. for α = α_k, ρα_k, ρ²α_k, … (N trials): θ⁺ = Π(θ − αz); accept when  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α
+    3. none accepted: tighten (ε, δ), N ← N + 1, back to 1; accepted: lengthen α, loosen (ε, δ), N back to its start
+
+F⁺ = g(x̃⁺) + ‖∇g(x̃⁺)‖ε⁺ + (L_g/2)ε⁺² lies above f(θ⁺) and F⁻ = g(x̃) − ‖∇g(x̃)‖ε below f(θ), with the
+accuracies ε actually achieved: where the strong convexity μ is known, an accepted step certainly decreases the true
+f. Elsewhere, as in deblurring, ε = ‖∇h‖/μ̂ with the Ritz value μ̂ that ω uses, too, and the step is logged as
+`estimated`.
+
+When to choose it: no step size to tune and a guaranteed decrease, at the price of all data at each step
+(sampler `full`).
+
+Reference: Salehi, Mukherjee, Roberts & Ehrhardt, *An adaptively inexact first-order method for bilevel optimization
+with application to hyperparameter learning*, 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Gt, Lt
+from torch import Tensor
+
+from blt_builtins.upper_optimizers.schedule import Auto, accuracies, descend, first_step, step_metrics
+from bltoolbox.bilevel.records import HypergradientResult, Step, Value
+from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
+from bltoolbox.bilevel.tensors import theta_norm
+
+Fraction = Annotated[float, Gt(0), Lt(1)]
+
+
+class MAID(UpperOptimizer):
+    """Adaptive inexact descent with a line search that knows its errors.
+
+    Args:
+        step: α_0, the first step length tried; `auto` promises a quarter of the loss, or moves θ by 5 %.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
+            lower level moves at θ_0.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
+            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
+        eta: η; z may be wrong by the fraction 1 − η, and a step must gain η² of what z promises.
+        shrink: ρ, by which the line search shortens the step.
+        grow: by which an accepted step is lengthened for the next.
+        tighten: by which the accuracies are tightened when they do not suffice.
+        loosen: by which they are loosened after an accepted step.
+        trials: N, step lengths tried before the accuracies are tightened.
+    """
+
+    full_batch = True
+    needs_bound = True
+    handles_floor = True
+
+    def __init__(
+        self,
+        step: Annotated[float, Gt(0)] | Auto = "auto",
+        tol: Annotated[float, Gt(0)] | Auto = "auto",
+        adjoint_tol: Annotated[float, Gt(0)] | None = None,
+        eta: Fraction = 0.5,
+        shrink: Fraction = 0.5,
+        grow: Annotated[float, Gt(1)] = 10 / 9,
+        tighten: Fraction = 0.5,
+        loosen: Annotated[float, Gt(1)] = 1.25,
+        trials: Annotated[int, Gt(0)] = 5,
+    ) -> None:
+        self.step_size = step
+        self.tol = tol
+        self.adjoint_tol = adjoint_tol
+        self.eta = eta
+        self.shrink = shrink
+        self.grow = grow
+        self.tighten = tighten
+        self.loosen = loosen
+        self.trials = trials
+
+    def init(self, theta: Theta) -> dict[str, Any]:
+        return {}
+
+    def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
+        state, trials, gradients = dict(state), self.trials, 0
+        if "tol" not in state:
+            state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
+        tol, adjoint_tol = state["tol"], state["adjoint_tol"]
+        while True:
+            result = oracle.hypergradient(theta, tol, adjoint_tol, bound=True)
+            gradients += 1
+            if "alpha" not in state:
+                state["alpha"] = first_step(self.step_size, theta, result)
+            length = theta_norm(result.gradient.values())
+            accurate = result.bound is not None and result.bound <= (1 - self.eta) * length
+            if accurate:
+                found = self._line_search(theta, oracle, state["alpha"], trials, result, tol)
+                if found is not None:
+                    break
+                trials += 1
+            if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
+                return Step(dict(theta), state, result.value.value, finished=reason)
+            tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
+        moved, value, alpha, tried = found
+        oracle.accept(value)
+        certified = result.value.certified and value.certified
+        metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient) | {
+            "bound": result.bound or 0.0,
+            "attempts": gradients,
+            "trials": tried,
+            "decrease": result.value.lower - value.upper,
+            "decrease_kind": "certified" if certified else "estimated",
+            "certified": int(certified),
+        }
+        after = {
+            "alpha": self.grow * alpha,
+            "tol": self.loosen * tol,
+            "adjoint_tol": self.loosen * adjoint_tol,
+        }
+        return Step(moved, after, value.value, metrics)
+
+    def _line_search(
+        self, theta: Theta, oracle: Oracle, alpha: float, trials: int, result: HypergradientResult, tol: float
+    ) -> tuple[dict[str, Tensor], Value, float, int] | None:
+        for trial in range(trials):
+            moved = descend(oracle, theta, result.gradient, alpha)
+            distance = theta_norm(moved[name] - value for name, value in theta.items())
+            value = oracle.value(moved, tol, bound=True)
+            if value.upper - result.value.lower <= -(self.eta**2) * distance**2 / alpha:
+                return moved, value, alpha, trial + 1
+            alpha *= self.shrink
+        return None
+
+
+def _exhausted(
+    theta: Theta, result: HypergradientResult, length: float, accurate: bool, alpha: float
+) -> str | None:
+    """Why tightening the accuracies cannot help any more, if so."""
+    if length == 0 and not result.bound:
+        return "converged: the hypergradient is zero"
+    if result.at_floor:
+        return "converged-to-precision: the accuracy this step needs is below the floor of the dtype"
+    precision = torch.finfo(next(iter(theta.values())).dtype).eps
+    if accurate and alpha * length < precision * theta_norm(theta.values()):
+        return "converged-to-precision: no step that changes θ decreases the loss"
+    return None

@@ -1,0 +1,113 @@
+"""What the upper-level optimizers share: decaying sequences, the step itself, and the numbers every log line has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from bltoolbox.bilevel.records import HypergradientResult
+from bltoolbox.bilevel.roles import Oracle, Theta
+from bltoolbox.bilevel.tensors import theta_norm
+
+#: A number, or one found at θ_0.
+Auto = Literal["auto"]
+
+#: `auto`: accuracies relative to the sizes at θ_0; the first step promises at most this part of the loss and changes
+#: θ by at most this part of its norm.
+_ACCURACY, _PROMISE, _CHANGE = 0.02, 0.25, 0.05
+_HALVINGS = 30
+
+
+def accuracies(
+    oracle: Oracle, theta: Theta, tol: float | Auto, adjoint_tol: float | None
+) -> tuple[float, float]:
+    """ε_0 and δ_0. With `auto`, ε_0 is relative to how far the lower level moves and δ_0 to the right-hand side."""
+    if tol != "auto":
+        return tol, tol if adjoint_tol is None else adjoint_tol
+    scales = oracle.scales(theta)
+    return _ACCURACY * scales.distance, adjoint_tol or _ACCURACY * scales.slope
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """z_k with the accuracies it was computed to, and the state that remembers where these started."""
+
+    result: HypergradientResult
+    tol: float
+    adjoint_tol: float
+    state: dict[str, Any]
+
+
+def sampled_gradient(
+    oracle: Oracle,
+    theta: Theta,
+    state: Mapping[str, Any],
+    tol: float | Auto,
+    adjoint_tol: float | None,
+    decay: float,
+) -> Sampled:
+    """z_k at ε_k = ε_0 (k+1)^{−decay} and δ_k likewise, k = ``state["k"]``; ε_0 and δ_0 are settled once."""
+    after = dict(state)
+    if "tol" not in after:
+        after["tol"], after["adjoint_tol"] = accuracies(oracle, theta, tol, adjoint_tol)
+    accuracy = power_decay(after["tol"], decay, state["k"])
+    adjoint_accuracy = power_decay(after["adjoint_tol"], decay, state["k"])
+    result = oracle.hypergradient(theta, accuracy, adjoint_accuracy)
+    return Sampled(result, accuracy, adjoint_accuracy, after)
+
+
+def first_step(step: float | Auto, theta: Theta, result: HypergradientResult) -> float:
+    """α_0. With `auto` the largest step for which α‖z‖² is a quarter of the loss, as Polyak's rule would have it for a
+    loss that can fall to zero, and α‖z‖ a twentieth of ‖θ‖. The path of θ does not depend on the scale of the loss."""
+    if step != "auto":
+        return step
+    length = theta_norm(result.gradient.values())
+    if length == 0:
+        return 1.0
+    # Where θ is zero, a part of it says nothing.
+    size = theta_norm(theta.values()) or math.inf
+    return min(_PROMISE * result.value.value / length**2, _CHANGE * size / length)
+
+
+def safe_first_step(
+    step: float | Auto, theta: Theta, oracle: Oracle, result: HypergradientResult, tol: float
+) -> float:
+    """α_0 for a method without line search.
+
+    With `auto`, half of the first of α, α/2, α/4, … that keeps a quarter of its promise on the first batch, where α‖z‖²
+    is what a linear f would gain.
+    """
+    alpha = first_step(step, theta, result)
+    length = theta_norm(result.gradient.values())
+    if step != "auto" or length == 0:
+        return alpha
+    for _ in range(_HALVINGS):
+        value = oracle.value(descend(oracle, theta, result.gradient, alpha), tol).value
+        if value <= result.value.value - alpha * length**2 / 4:
+            break
+        alpha /= 2
+    return alpha / 2
+
+
+def power_decay(first: float, decay: float, k: int) -> float:
+    """a_k = a_0 (k+1)^{−decay}; summable for a decay above 1."""
+    return float(first * (k + 1) ** -decay)
+
+
+def descend(oracle: Oracle, theta: Theta, direction: Theta, alpha: float) -> dict[str, Tensor]:
+    """θ⁺ = Π(θ − α·direction)."""
+    return oracle.project({name: value - alpha * direction[name] for name, value in theta.items()})
+
+
+def step_metrics(alpha: float, tol: float, adjoint_tol: float, z: Theta) -> dict[str, float | int | str]:
+    """How long the step was, how accurate its z, and how long that."""
+    return {
+        "step_size": alpha,
+        "tol": tol,
+        "adjoint_tol": adjoint_tol,
+        "gradient_norm": theta_norm(z.values()),
+    }
