@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.restoration.model import Model, solve
+    from bltoolbox.restoration.results import RunResult
     from bltoolbox.training.experiment import Experiment, run
-    from bltoolbox.training.listeners import RunResult
     from bltoolbox.training.resume import resume
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ __all__ = ["Experiment", "Model", "RunResult", "__version__", "load_recipe", "re
 _HOMES = {
     "Experiment": "bltoolbox.training.experiment",
     "Model": "bltoolbox.restoration.model",
-    "RunResult": "bltoolbox.training.listeners",
+    "RunResult": "bltoolbox.restoration.results",
     "load_recipe": "bltoolbox.config.recipe",
     "resume": "bltoolbox.training.resume",
     "run": "bltoolbox.training.experiment",

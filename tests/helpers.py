@@ -13,11 +13,14 @@ from blt_builtins.lower_solvers.mm import MemoryGradient
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import LowerLevel, Problem, join
-from bltoolbox.bilevel.roles import LowerSolver, Operator, Regularizer, Theta
+from bltoolbox.bilevel.problem import Upper
+from bltoolbox.bilevel.records import Accuracy, Ask, Estimate, Theta
+from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.bilevel.warm_starts import Store
-from bltoolbox.testing import Gain, make_oracle, smooth_images
+from bltoolbox.restoration.roles import Operator, Regularizer
+from bltoolbox.restoration.variational import ImageLower, VariationalTasks, join
+from bltoolbox.testing import Gain, make_oracle, smooth_images, variational
 
 # The images are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)
@@ -45,9 +48,9 @@ def small_tv(channels: str = "joint") -> TotalVariation:
 REGULARIZERS: dict[str, Callable[[], Regularizer]] = {"foe": small_foe, "tv": small_tv}
 
 
-def initial(regularizer: Regularizer, channels: int = 3, seed: int = 0) -> dict[str, Tensor]:
+def initial(regularizer: Regularizer, shape: Sequence[int] = SHAPE, seed: int = 0) -> dict[str, Tensor]:
     """The regularizer's own parameters, with log-weights that tell the filters apart."""
-    theta = regularizer.init_params(channels, keyed_generator("theta", seed))
+    theta = regularizer.init_params(shape, keyed_generator("theta", seed))
     if "log_weights" in theta:
         theta["log_weights"] = 0.5 * normal(*theta["log_weights"].shape, seed=seed)
     return theta
@@ -59,12 +62,27 @@ def lower_level(
     operator: Operator | None = None,
     theta: Theta | None = None,
     **options: object,
-) -> LowerLevel:
+) -> ImageLower:
     """h_i(·, θ) of measurements y, in their dtype."""
-    theta = initial(regularizer, y.shape[1]) if theta is None else theta
+    theta = initial(regularizer, y.shape[1:]) if theta is None else theta
     theta = {name: value.to(y.dtype) for name, value in join(regularizer=theta).items()}
-    problem = Problem(operator or Gain(), regularizer, **options)  # type: ignore[arg-type]
+    problem = variational(operator or Gain(), regularizer, **options)  # type: ignore[arg-type]
     return problem.at(theta, y.shape[1:]).on(y)
+
+
+def estimate_at(
+    estimator: HypergradientEstimator,
+    lower: ImageLower,
+    upper: Upper,
+    x: Tensor,
+    tol: float,
+    weights: Tensor | None = None,
+    warm: Tensor | None = None,
+) -> Estimate:
+    """z at x, the linear system solved to ``tol`` from ``warm``; the weights are 1 unless given."""
+    weights = torch.ones_like(lower.mu) if weights is None else weights
+    memory = {} if warm is None else {"adjoint": warm}
+    return estimator.estimate(Ask(lower, upper, x, lower.start(), weights, Accuracy(tol), memory))
 
 
 def noisy(count: int, shape: Sequence[int] = SHAPE, noise: float = 0.1, seed: int = 0) -> Tensor:
@@ -81,6 +99,14 @@ def oracle_for(
     """A toy problem with everything set for tight tolerances."""
     settings: dict[str, object] = {"iteration_limit": 50_000} | options
     return make_oracle(smooth_images(count, shape), regularizer, SOLVERS[solver](), CGIFT(5000), **settings)  # type: ignore[arg-type]
+
+
+def measured(oracle: BilevelOracle) -> tuple[Tensor, Tensor]:
+    """True images and measurements of all tasks of an oracle."""
+    assert isinstance(oracle.tasks, VariationalTasks)
+    sample = oracle.tasks.samples.batch(range(len(oracle.tasks)))
+    assert sample.truth is not None
+    return sample.truth, sample.y
 
 
 def slope(function: Callable[[Tensor], Tensor | float], x: Tensor, d: Tensor, h: float = 1e-3) -> Tensor:

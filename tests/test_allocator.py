@@ -19,13 +19,14 @@ from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.lower_solvers.mm import MemoryGradient
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import Problem, join
+from bltoolbox.restoration.variational import join
+from bltoolbox.testing import variational
 
 torch.set_num_threads(1)
 foe = FieldOfExperts()
-theta = {name: value.float() for name, value in foe.init_params(3, torch.Generator()).items()}
+theta = {name: value.float() for name, value in foe.init_params((3, 64, 64), torch.Generator()).items()}
 y = torch.rand(int(sys.argv[1]), 3, 64, 64, generator=torch.Generator().manual_seed(0))
-lower = Problem(Identity(), foe).at(join(regularizer=theta), y.shape[1:]).on(y)
+lower = variational(Identity(), foe).at(join(regularizer=theta), y.shape[1:]).on(y)
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     solve(MemoryGradient(), lower, y, 1e-9, limit=3)

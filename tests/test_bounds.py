@@ -18,9 +18,9 @@ from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox.bilevel.linear import smallest_ritz
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import join, split
-from bltoolbox.bilevel.records import Batch
-from bltoolbox.bilevel.roles import Regularizer
+from bltoolbox.bilevel.records import Accuracy, Batch
+from bltoolbox.restoration.roles import Regularizer
+from bltoolbox.restoration.variational import join, split
 from bltoolbox.testing import full_batch, make_oracle
 
 Draw = Callable[[Regularizer, int], dict[str, Tensor]]
@@ -47,7 +47,7 @@ def single(i: int) -> Batch:
 def perturbed(prior: Regularizer, seed: int) -> dict[str, Tensor]:
     """θ_0 moved at random, logarithms by about 0.5 and kernels by their own size."""
     generator = torch.Generator().manual_seed(seed)
-    start = prior.init_params(3, generator)
+    start = prior.init_params((3, 8, 8), generator)
     moves = {name: torch.randn(value.shape, generator=generator).double() for name, value in start.items()}
     size = {name: value.square().mean().sqrt() if value.ndim > 2 else 0.5 for name, value in start.items()}
     return prior.project({name: value + size[name] * moves[name] for name, value in start.items()})
@@ -58,7 +58,7 @@ def learned(prior: Regularizer, seed: int) -> dict[str, Tensor]:
     oracle, theta = natural(prior, "mm"), join(regularizer=initial(prior))
     asked = oracle.on(full_batch(oracle))
     for _ in range(25):
-        z = asked.hypergradient(theta, 0.1, 0.1).gradient
+        z = asked.hypergradient(theta, Accuracy(0.1), Accuracy(0.1)).gradient
         theta = oracle.problem.project({name: value - 3e-2 * z[name] for name, value in theta.items()})
     return split(theta, "regularizer")
 
@@ -73,13 +73,18 @@ def test_bound_is_above_the_error_and_within_a_factor_of_100(
     for seed in seeds:
         theta = join(regularizer=draw(prior(), seed))
         exact = natural(prior(), "mm")
-        exact.on(full_batch(exact)).hypergradient(theta, 1e-10, 1e-10)  # a warm start for what follows
+        exact.on(full_batch(exact)).hypergradient(
+            theta, Accuracy(1e-10), Accuracy(1e-10)
+        )  # a warm start for what follows
         drawn = range(seed, COUNT, 3)
-        true = {i: flat(exact.on(single(i)).hypergradient(theta, 1e-10, 1e-10).gradient) for i in drawn}
+        true = {
+            i: flat(exact.on(single(i)).hypergradient(theta, Accuracy(1e-10), Accuracy(1e-10)).gradient)
+            for i in drawn
+        }
         for tol in (1.0, 0.1, 1e-2, 1e-4):
             oracle = natural(prior(), solver)
             for i in drawn:
-                result = oracle.on(single(i)).hypergradient(theta, tol, tol, bound=True)
+                result = oracle.on(single(i)).hypergradient(theta, Accuracy(tol), Accuracy(tol), bound=True)
                 assert result.bound_kind == "estimated" and result.bound is not None
                 ratios.append(result.bound / float((flat(result.gradient) - true[i]).norm()))
     assert len(ratios) > 25
@@ -95,8 +100,8 @@ def test_bound_of_a_deblurring_problem_holds_where_no_strong_convexity_is_known(
     theta = join(regularizer=initial(prior))
     exact, oracle = (make_oracle(images(), prior, SOLVERS["mm"](), CGIFT(), **settings) for _ in range(2))
     for i in range(8):
-        result = oracle.on(single(i)).hypergradient(theta, 1e-3, 1e-3, bound=True)
-        true = exact.on(single(i)).hypergradient(theta, 1e-9, 1e-9)
+        result = oracle.on(single(i)).hypergradient(theta, Accuracy(1e-3), Accuracy(1e-3), bound=True)
+        true = exact.on(single(i)).hypergradient(theta, Accuracy(1e-9), Accuracy(1e-9))
         ratios.append((result.bound or 0.0) / float((flat(result.gradient) - flat(true.gradient)).norm()))
     assert min(ratios) >= 1, ratios
 
@@ -135,7 +140,7 @@ def test_bound_vanishes_with_the_tolerances_and_needs_no_graph(prior: str) -> No
     bounds = []
     for tol in (1e-2, 1e-4, 1e-6):
         oracle = oracle_for(REGULARIZERS[prior]())
-        result = oracle.on(full_batch(oracle)).hypergradient(theta, tol, tol, bound=True)
+        result = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(tol), Accuracy(tol), bound=True)
         bounds.append(result.bound or 0.0)
         assert (
             oracle.lipschitz_estimates.rows is not None and not oracle.lipschitz_estimates.rows.requires_grad
@@ -148,12 +153,14 @@ def test_bound_of_the_mean_is_the_weighted_mean_of_the_bounds() -> None:
     each = [
         oracle_for(small_foe())
         .on(Batch([i], [weights[i]]))
-        .hypergradient(theta, 1e-2, 1e-2, bound=True)
+        .hypergradient(theta, Accuracy(1e-2), Accuracy(1e-2), bound=True)
         .bound
         for i in range(3)
     ]
     together = (
-        oracle_for(small_foe()).on(Batch(range(3), weights)).hypergradient(theta, 1e-2, 1e-2, bound=True)
+        oracle_for(small_foe())
+        .on(Batch(range(3), weights))
+        .hypergradient(theta, Accuracy(1e-2), Accuracy(1e-2), bound=True)
     )
     assert together.bound == pytest.approx(sum(bound or 0.0 for bound in each), rel=1e-9)
 
@@ -165,7 +172,9 @@ def test_directions_that_a_linear_constraint_holds_do_not_count() -> None:
     bounds = []
     for brightness in (0.0, 0.9):
         oracle = make_oracle(images + brightness, foe, SOLVERS["mm"](), CGIFT())
-        result = oracle.on(full_batch(oracle)).hypergradient(theta, 1e-3, 1e-3, bound=True)
+        result = oracle.on(full_batch(oracle)).hypergradient(
+            theta, Accuracy(1e-3), Accuracy(1e-3), bound=True
+        )
         bounds.append(result.bound)
     assert bounds[0] == pytest.approx(bounds[1], rel=1e-3)
 
@@ -174,7 +183,9 @@ def test_constants_are_kept_where_the_start_is_already_the_solution() -> None:
     theta = join(regularizer=initial(small_foe()))
     oracle = oracle_for(small_foe())
     batch = oracle.on(full_batch(oracle))
-    first = batch.hypergradient(theta, 1e-6, 1e-6, bound=True)
-    again = batch.hypergradient(theta, 1e-6, 1e-6, bound=True)  # warm: no iteration, x̃ = x₀
+    first = batch.hypergradient(theta, Accuracy(1e-6), Accuracy(1e-6), bound=True)
+    again = batch.hypergradient(
+        theta, Accuracy(1e-6), Accuracy(1e-6), bound=True
+    )  # warm: no iteration, x̃ = x₀
     assert again.value.iterations == 0
     assert again.bound == pytest.approx(first.bound, rel=1e-6)

@@ -13,14 +13,16 @@ from torch import Tensor
 from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox import load_recipe, run
-from bltoolbox.bilevel.problem import LowerLevel, Problem, join
-from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.events import Listener
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import RecipeError
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.variational import Variational, join
 from bltoolbox.testing import Gain, make_oracle, smooth_images
 from bltoolbox.training.baseline import tune
-from bltoolbox.training.listeners import Listener
 
 TINY = [
     "data={name: dead-leaves, count: 4, size: 16}",
@@ -36,7 +38,7 @@ TINY = [
 class Slow(AGD):
     """A solver whose iterations take a while."""
 
-    def step(self, lower: LowerLevel, state: object) -> object:  # type: ignore[override]
+    def step(self, lower: Lower, state: object) -> object:  # type: ignore[override]
         time.sleep(0.02)
         return super().step(lower, state)  # type: ignore[arg-type]
 
@@ -48,7 +50,7 @@ def test_tuning_the_baseline_ends_with_the_seconds_of_the_budget(
     spent: list[float] = []
 
     def measured(
-        problem: Problem, theta: Theta, samples: Samples, solver: LowerSolver, **options: object
+        problem: Variational, theta: Theta, samples: Samples, solver: LowerSolver, **options: object
     ) -> object:
         began = time.perf_counter()
         try:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import BOUNDARIES, initial, lower_level, noisy, normal, small_foe, small_tv
+from helpers import BOUNDARIES, estimate_at, initial, lower_level, noisy, normal, small_foe, small_tv
 from torch import Tensor
 
 from blt_builtins.hypergradients.cg_ift import CGIFT
 from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.operators.blur import Blur
 from bltoolbox import run
-from bltoolbox.bilevel.bounds import can_certify, certified_bound
+from bltoolbox.bilevel.bounds import certified_bound
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.roles import Regularizer
 from bltoolbox.bilevel.tensors import norm, theta_norm
 from bltoolbox.config.recipe import recipe_from_dict
-from bltoolbox.testing import smooth_images
+from bltoolbox.restoration.roles import Regularizer
+from bltoolbox.restoration.variational import ImageLower
+from bltoolbox.testing import SquaredDistance, smooth_images
 
 SHAPE = (3, 7, 8)
 RADIUS = 0.05
@@ -32,16 +34,16 @@ def regularizer(name: str, seed: int) -> Regularizer:
     return small_foe(name, smoothing=smoothing, basis=basis)
 
 
-def case(name: str, seed: int) -> tuple[LowerLevel, UpperLoss, Tensor]:
+def case(name: str, seed: int) -> tuple[ImageLower, SquaredDistance, Tensor]:
     """A problem with random θ and data, and its minimiser to rounding."""
     chosen = regularizer(name, seed)
     y = noisy(1, SHAPE, seed=seed)
-    lower = lower_level(chosen, y, theta=initial(chosen, 3, seed))
+    lower = lower_level(chosen, y, theta=initial(chosen, seed=seed))
     exact = solve(MemoryGradient(), lower, y, 1e-12, limit=5000).x
-    return lower, UpperLoss(smooth_images(1, SHAPE, seed=seed).double()), exact
+    return lower, SquaredDistance(smooth_images(1, SHAPE, seed=seed).double()), exact
 
 
-def mixed_matrix(lower: LowerLevel, x: Tensor) -> Tensor:
+def mixed_matrix(lower: ImageLower, x: Tensor) -> Tensor:
     """Bᵀ as a dense matrix, one pixel a row."""
     count = x[0].numel()
     pixels = torch.eye(count, dtype=x.dtype).view(count, *x.shape[1:])
@@ -57,9 +59,8 @@ every_kind = pytest.mark.parametrize("name", [*BOUNDARIES, "tv joint", "tv separ
 @pytest.mark.parametrize("seed", range(4))
 def test_constants_are_true_on_the_ball(name: str, seed: int) -> None:
     lower, _, x = case(name, seed)
-    constants = lower.regularizer.constants(
-        lower.at.regularizer_theta, x, torch.full((1,), RADIUS, dtype=torch.float64)
-    )
+    constants = lower.constants(x, torch.full((1,), RADIUS, dtype=torch.float64))
+    assert constants is not None
     centre = mixed_matrix(lower, x)
     assert torch.linalg.matrix_norm(centre, 2) <= constants.mixed_norm
     for k in range(3):
@@ -76,41 +77,54 @@ def test_constants_are_true_on_the_ball(name: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_certified_bound_is_never_exceeded(name: str, seed: int) -> None:
     lower, upper, exact = case(name, seed)
-    one = torch.ones(1, dtype=torch.float64)
-    true = CGIFT().estimate(lower, upper, exact, one, 1e-12 * one, None).gradient
+    true = estimate_at(CGIFT(), lower, upper, exact, 1e-12).gradient
     for tol in (1.0, 1e-1, 1e-2, 1e-4, 1e-6):
         solution = solve(MemoryGradient(), lower, lower.y, tol)
-        estimate = CGIFT().estimate(lower, upper, solution.x, one, tol * one, None)
+        estimate = estimate_at(CGIFT(), lower, upper, solution.x, tol)
         error = theta_norm(estimate.gradient[key] - true[key] for key in true)
         assert estimate.adjoint is not None
         omega = certified_bound(
             lower, upper, solution.x, estimate.adjoint, solution.residual, estimate.residual
         )
-        assert error <= float(omega)
+        assert omega is not None and error <= float(omega)
 
 
 @every_kind
 def test_a_certified_bound_is_linear_for_accurate_solves(name: str) -> None:
     lower, upper, x = case(name, 0)
-    constants = lower.regularizer.constants(
-        lower.at.regularizer_theta, x, torch.zeros(1, dtype=torch.float64)
-    )
+    constants = lower.constants(x, torch.zeros(1, dtype=torch.float64))
+    assert constants is not None
     q = upper.gradient(x)
     small = 0.1 / constants.hessian_lipschitz
 
     def omega(scale: float) -> float:
         # With ‖q‖ and δ in proportion the bound is a function of the accuracy alone.
-        return float(certified_bound(lower, upper, x, q, scale * small, scale * small))
+        bound = certified_bound(lower, upper, x, q, scale * small, scale * small)
+        assert bound is not None
+        return float(bound)
 
     for scale in (1e-1, 1e-2, 1e-3):
         assert omega(scale) / omega(scale / 10) == pytest.approx(10, rel=0.2)
 
 
 def test_where_something_is_unknown_nothing_is_certified() -> None:
-    lower, _, _ = case("valid", 0)
-    assert can_certify(lower)
+    lower, upper, x = case("valid", 0)
+    q, zero = upper.gradient(x), torch.zeros(1, dtype=torch.float64)
+    assert certified_bound(lower, upper, x, q, zero, zero) is not None
     boxed = lower_level(small_foe(), noisy(1, SHAPE), constraint="box")
-    assert not can_certify(boxed)
+    assert certified_bound(boxed, upper, x, q, zero, zero) is None
+    blurred = lower_level(small_foe(), noisy(1, SHAPE), Blur(size=3))
+    assert certified_bound(blurred, upper, x, q, zero, zero) is None, "no strong convexity is known"
+    assert certified_bound(lower, Unbounded(upper.truth), x, q, zero, zero) is None
+
+
+@dataclass(frozen=True)
+class Unbounded(SquaredDistance):
+    """A loss that knows no Lipschitz constant."""
+
+    @property
+    def lipschitz(self) -> None:  # type: ignore[override]
+        return None
 
 
 @pytest.mark.parametrize("bound", ["estimated", "certified", "none"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bltoolbox.config.registry import load_registry
-from bltoolbox.testing.conformance import check_component, properties_of
+from bltoolbox.testing.conformance import BUILT, IMPORTED, check_component, properties_of
 
 HEAD = '''
 """A plugin with one component."""
@@ -17,12 +17,7 @@ import math, random
 from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
-from bltoolbox.config.hooks import Component, hookimpl
-from bltoolbox.bilevel.roles import *
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.records import *
-from bltoolbox.bilevel.tensors import *
-from bltoolbox.testing import Gain, Tikhonov
+from bltoolbox.plugin import *
 
 @hookimpl
 def blt_components():
@@ -33,7 +28,7 @@ def blt_components():
 RIDGE = '''
 class Ridge(Regularizer):
     """R = e^θ/4 Σ x⁴ + e^θ/2 Σ (x_p − x_{p+1})²"""
-    def init_params(self, channels, generator):
+    def init_params(self, shape, generator):
         return {"log_weight": torch.zeros(1, dtype=torch.float64)}
     def energy(self, theta, x):
         difference = x[..., 1:] - x[..., :-1]
@@ -49,7 +44,7 @@ class State:
 class Descent(LowerSolver):
     """Gradient descent."""
     exact_residual = True
-    def init(self, lower, x0):
+    def init(self, lower, x0, kept):
         return State(x0, lower.residual(x0))
     def step(self, lower, state):
         x = state.x - lower.gradient(state.x) / expand(lower.lipschitz, state.x)
@@ -70,14 +65,14 @@ class Pairs(Sampler):
 SHIFT = '''
 class Shift(Operator):
     """Every image moved by one pixel, zeros coming in, and halved."""
-    def apply(self, x, theta):
+    def apply(self, x, theta, context):
         return torch.nn.functional.pad(x, (1, -1)) / 2
-    def adjoint(self, y, theta):
+    def adjoint(self, y, theta, context):
         return torch.nn.functional.pad(y, (-1, 1)) / 2
-    def start(self, y, theta):
+    def start(self, y, theta, context):
         return 2 * y
-    def norm_bound(self, theta, shape):
-        return 0.25
+    def spectrum(self, theta, shape, context):
+        return 0.0, 0.25
 '''
 
 PLAIN = '''
@@ -86,7 +81,7 @@ class Plain(UpperOptimizer):
     def init(self, theta):
         return {"k": 0}
     def step(self, theta, oracle, state):
-        z = oracle.hypergradient(theta, 0.1, 0.1)
+        z = oracle.hypergradient(theta, Accuracy(0.1), Accuracy(0.1))
         moved = {name: value - 0.1 * z.gradient[name] for name, value in theta.items()}
         return Step(oracle.project(moved), {"k": state["k"] + 1}, z.value.value)
 '''
@@ -94,9 +89,12 @@ class Plain(UpperOptimizer):
 NEUMANN = '''
 class Series(HypergradientEstimator):
     """A Neumann series, as long as it takes."""
-    def estimate(self, lower, upper, x, weights, tol, warm):
-        system, rhs = lower.linearize(x), upper.gradient(x)
-        q = torch.zeros_like(rhs) if warm is None else warm
+    def keeps(self, lower):
+        return {"adjoint": lower.mu.new_empty((0, *lower.shape))}
+    def estimate(self, ask):
+        lower, x, tol = ask.lower, ask.solution, ask.tol
+        system, rhs = lower.linearize(x), ask.upper.gradient(x)
+        q = ask.memory.get("adjoint", torch.zeros_like(rhs))
         count = torch.zeros_like(tol, dtype=torch.long)
         for _ in range(2000):
             r = rhs - system.hvp(q)
@@ -105,8 +103,8 @@ class Series(HypergradientEstimator):
                 break
             q = q + expand(running / lower.lipschitz, r) * r
             count += running
-        z = {name: -part for name, part in lower.mixed(x, q, weights).items()}
-        return Estimate(z, q, norm(rhs - system.hvp(q)), count)
+        z = {name: -part for name, part in lower.mixed(x, q, ask.weights).items()}
+        return Estimate(z, norm(rhs - system.hvp(q)), count, adjoint=q, memory={"adjoint": q})
 '''
 
 GRAYS = '''
@@ -118,7 +116,87 @@ class Grays(Data):
         return torch.stack([torch.full((1, 6, 6), (id + 1) / 5) for id in ids])
 '''
 
+SOFT = '''
+class Soft(DataTerm):
+    """d = e^θ (√((t − y)² + 0.09) − 0.3)"""
+    def init_params(self, shape, generator):
+        return {"log_weight": torch.zeros(1, dtype=torch.float64)}
+    def value(self, theta, t, y):
+        return theta["log_weight"].exp() * (((t - y).square() + 0.09).sqrt() - 0.3).flatten(1).sum(1)
+    def gradient(self, theta, t, y):
+        return theta["log_weight"].exp() * (t - y) / ((t - y).square() + 0.09).sqrt()
+    def curvature(self, theta, t, y):
+        return theta["log_weight"].exp() * 0.09 * ((t - y).square() + 0.09).pow(-1.5)
+    def spectrum(self, theta, y):
+        return 0.0, theta["log_weight"].exp() / 0.3
+    def third(self, theta, y):
+        return theta["log_weight"].exp() * 1.5 / 1.25**2.5 / 0.09
+    def majorant(self, theta, t, y):
+        return theta["log_weight"].exp() * ((t - y).square() + 0.09).rsqrt()
+'''
+
+SQUARES = '''
+class Squares(DataTerm):
+    """d = e^θ (t − y)²/2 for counts."""
+    quadratic = rescales = True
+    def check_measurements(self, y):
+        return "counts must not be negative" if bool((y < 0).any()) else None
+    def init_params(self, shape, generator):
+        return {"log_weight": torch.zeros(1, dtype=torch.float64)}
+    def value(self, theta, t, y):
+        return theta["log_weight"].exp() / 2 * (t - y).square().flatten(1).sum(1)
+    def gradient(self, theta, t, y):
+        return theta["log_weight"].exp() * (t - y)
+    def curvature(self, theta, t, y):
+        return theta["log_weight"].exp().expand_as(t)
+    def prox(self, theta, t, y, step):
+        weight = step * theta["log_weight"].exp()
+        return (t + weight * y) / (1 + weight)
+'''
+
+ROBUST = '''
+@dataclass(frozen=True)
+class Judge(Upper):
+    """g = e^θ Σ (√(r² + 0.01) − 0.1), r = x − x*; the columns of even and of odd number are its two blocks."""
+    truth: Tensor
+    theta: dict
+    kept: tuple = (1.0, 1.0)
+    infimum = 0.0
+    blocks = 2
+    @property
+    def lipschitz(self): return float(self.weight) / 0.1
+    @property
+    def weight(self): return self.theta["loss.log_weight"].exp()
+    def mask(self, x):
+        mask = torch.ones_like(x)
+        mask[..., 0::2] = self.kept[0]
+        mask[..., 1::2] = self.kept[1]
+        return mask
+    def value(self, x):
+        r = (x - self.truth).double()
+        return self.weight * (self.mask(r) * ((r.square() + 0.01).sqrt() - 0.1)).flatten(1).sum(1)
+    def gradient(self, x):
+        r = x - self.truth
+        return (self.weight * self.mask(r) * r / (r.square() + 0.01).sqrt()).to(x.dtype)
+    def theta_gradient(self, x, weights):
+        return {"loss.log_weight": (weights @ self.value(x)).reshape(1)}
+    def take(self, index): return replace(self, truth=self.truth[index])
+    def block(self, j): return replace(self, kept=((2.0, 0.0), (0.0, 2.0))[int(j[0])])
+
+class Robust(UpperLoss):
+    """A smoothed absolute error."""
+    upper = Judge
+    def bind(self, sample, forward):
+        if sample.truth is None:
+            raise ValueError("it compares with true images, of which there are none")
+        return self.upper(sample.truth, {"loss.log_weight": torch.zeros(1, dtype=torch.float64)})
+'''
+
+#: By kind; a second example of a kind has a word after it.
 BASES = {
+    "data_term": ("Soft", SOFT),
+    "data_term squares": ("Squares", SQUARES),
+    "upper_loss": ("Robust", ROBUST),
     "regularizer": ("Ridge", RIDGE),
     "lower_solver": ("Descent", DESCENT),
     "sampler": ("Pairs", PAIRS),
@@ -216,7 +294,7 @@ WRONG = {
     ),
     "parameters from the global generator": (
         "regularizer",
-        "def init_params(self, channels, generator): return {'log_weight': torch.randn(1, dtype=torch.float64)}",
+        "def init_params(self, shape, generator): return {'log_weight': torch.randn(1, dtype=torch.float64)}",
         "initial parameters are float64 and depend on the generator alone",
         "draw only from the generator",
     ),
@@ -250,7 +328,7 @@ WRONG = {
     ),
     "solver of another problem": (
         "lower_solver",
-        "def init(self, lower, x0): return State(x0, norm(lower.gradient(x0) + 1e-3))\n"
+        "def init(self, lower, x0, kept): return State(x0, norm(lower.gradient(x0) + 1e-3))\n"
         "    def step(self, lower, state):\n"
         "        x = state.x - (lower.gradient(state.x) + 1e-3) / expand(lower.lipschitz, state.x)\n"
         "        return State(x, norm(lower.gradient(x) + 1e-3))",
@@ -312,53 +390,70 @@ WRONG = {
     ),
     "wrong adjoint": (
         "operator",
-        "def adjoint(self, y, theta): return self.apply(y, theta)",
+        "def adjoint(self, y, theta, context): return self.apply(y, theta, context)",
         "adjoint is exact",
         "⟨x, Aᵀy⟩ =",
     ),
     "affine operator": (
         "operator",
-        "def apply(self, x, theta): return super().apply(x, theta) + 0.1",
+        "def apply(self, x, theta, context): return super().apply(x, theta, context) + 0.1",
         "linear in x",
         "A is linear",
     ),
     "random operator": (
         "operator",
-        "def apply(self, x, theta): return super().apply(x, theta) * random.uniform(0.9, 1)",
+        "def apply(self, x, theta, context): return super().apply(x, theta, context) * random.uniform(0.9, 1)",
         "same input, same result",
         "differed between two calls",
     ),
     "operator that mutates x": (
         "operator",
-        "def apply(self, x, theta): return super().apply(x.mul_(0.5), theta)",
+        "def apply(self, x, theta, context): return super().apply(x.mul_(0.5), theta, context)",
         "inputs are left untouched",
         "apply changed its argument x in place",
     ),
     "a norm instead of its square": (
         "operator",
-        "def norm_bound(self, theta, shape): return 0.1",
-        "norm_bound is a true bound",
-        "norm_bound(θ, (3, 12, 14)) is 0.1, but ‖A‖² is 0.25",
+        "def spectrum(self, theta, shape, context): return 0.0, 0.1",
+        "spectrum holds true bounds",
+        "spectrum claims AᵀA ≤ 0.1, but ‖A‖² is 0.25",
+    ),
+    "an operator that is more definite than it is": (
+        "operator",
+        "def spectrum(self, theta, shape, context): return 0.1, 0.25",
+        "spectrum holds true bounds",
+        "spectrum claims 0.1 ≤ AᵀA, but its smallest eigenvalue is",
+    ),
+    "a mask of the wrong entries": (
+        "operator",
+        "def measured(self, y, context): mask = torch.ones_like(y); mask[..., -1] = 0; return mask",
+        "measured is a mask",
+        "A x is not zero where nothing is measured",
+    ),
+    "a mask that is no mask": (
+        "operator",
+        "def measured(self, y, context): return torch.full_like(y, 0.5)",
+        "measured is a mask",
+        "must be 1 where y holds measurements and 0 elsewhere",
     ),
     "hypergradient of the wrong sign": (
         "hypergradient",
-        "def estimate(self, *a):\n"
-        "        found = super().estimate(*a)\n"
+        "def estimate(self, ask):\n"
+        "        found = super().estimate(ask)\n"
         "        return replace(found, gradient={n: -z for n, z in found.gradient.items()})",
         "points downhill",
         "cosine of z and ∇f is -1",
     ),
     "hypergradient that is a mean": (
         "hypergradient",
-        "def estimate(self, lower, upper, x, weights, *a):"
-        " return super().estimate(lower, upper, x, weights / len(x), *a)",
+        "def estimate(self, ask): return super().estimate(replace(ask, weights=ask.weights / len(ask.weights)))",
         "z is the weighted sum over samples, whatever the batch",
         "not their mean",
     ),
     "biased hypergradient": (
         "hypergradient",
-        "def estimate(self, lower, upper, x, weights, tol, warm):"
-        " return super().estimate(lower, upper, x, weights, tol.clamp_min(0.1), warm)",
+        "def estimate(self, ask):"
+        " return super().estimate(replace(ask, effort=Accuracy(max(ask.effort.tol, 0.1))))",
         "the error shrinks with the tolerance",
         "asked for a residual of 0.001, it stops at",
     ),
@@ -419,6 +514,274 @@ WRONG = {
         "an image does not depend on its batch",
         "clean([0]) differs",
     ),
+    "data term of the whole batch": (
+        "data_term",
+        "def value(self, theta, t, y): return super().value(theta, t, y).sum()",
+        "value is one number per sample",
+        "expected shape (3,), got ()",
+    ),
+    "data term that ends at zero": (
+        "data_term",
+        "def value(self, theta, t, y): return super().value(theta, t, y) + 0 * t.sqrt().flatten(1).sum(1)",
+        "defined for every t",
+        "value is not finite at t",
+    ),
+    "random data term": (
+        "data_term",
+        "def value(self, theta, t, y): return super().value(theta, t, y) * random.uniform(0.9, 1)",
+        "same input, same result",
+        "value of the same t, y and θ differed",
+    ),
+    "data term that is a mean over the batch": (
+        "data_term",
+        "def gradient(self, theta, t, y): return super().gradient(theta, t, y) / len(t)",
+        "a sample's result does not depend on its batch",
+        "gradient of sample 0 alone",
+    ),
+    "data term in float32": (
+        "data_term",
+        "def curvature(self, theta, t, y): return super().curvature(theta, t, y).float()",
+        "float32 and float64 are kept",
+        "curvature of float64 measurements: expected float64 as the input, got float32",
+    ),
+    "data term that mutates t": (
+        "data_term",
+        "def value(self, theta, t, y):\n"
+        "        if not t.requires_grad: t.mul_(1.0001)\n"
+        "        return super().value(theta, t, y)",
+        "inputs are left untouched",
+        "value changed its argument t in place",
+    ),
+    "gradient that is t itself": (
+        "data_term",
+        "def gradient(self, theta, t, y): return t",
+        "inputs are left untouched",
+        "writing to what gradient returned changed its argument t",
+    ),
+    "slope with a wrong factor": (
+        "data_term",
+        "def gradient(self, theta, t, y): return 2 * super().gradient(theta, t, y)",
+        "gradient matches finite differences of the value",
+        "it is 2 times too large, so a constant factor is wrong",
+    ),
+    "value that is detached from t": (
+        "data_term",
+        "def value(self, theta, t, y): return super().value(theta, t.detach(), y)",
+        "gradient matches finite differences of the value",
+        "value is not differentiable in t",
+    ),
+    "curvature with a wrong factor": (
+        "data_term",
+        "def curvature(self, theta, t, y): return 3 * super().curvature(theta, t, y)",
+        "curvature matches finite differences of the gradient",
+        "it is 3 times too large, so a constant factor is wrong",
+    ),
+    "data term that mixes entries": (
+        "data_term",
+        "def gradient(self, theta, t, y): return super().gradient(theta, t + 0.1 * t.roll(1, -1), y)",
+        "curvature matches finite differences of the gradient",
+        "gradient of an entry changes with other entries of t",
+    ),
+    "slope that is detached from θ": (
+        "data_term",
+        "def gradient(self, theta, t, y):"
+        " return super().gradient({n: v.detach() for n, v in theta.items()}, t, y)",
+        "gradient is differentiable in t, y and θ",
+        "autograd of gradient in θ['log_weight']: expected",
+    ),
+    "value that is detached from θ": (
+        "data_term",
+        "def value(self, theta, t, y): return super().value({n: v.detach() for n, v in theta.items()}, t, y)",
+        "gradient is differentiable in t, y and θ",
+        "autograd of value in θ['log_weight']: expected",
+    ),
+    "slope that is detached from y": (
+        "data_term",
+        "def gradient(self, theta, t, y): return super().gradient(theta, t, y.detach())",
+        "gradient is differentiable in t, y and θ",
+        "autograd of gradient in y",
+    ),
+    "a data term's parameters from the global generator": (
+        "data_term",
+        "def init_params(self, shape, generator): return {'log_weight': torch.randn(1, dtype=torch.float64)}",
+        "initial parameters are float64 and depend on the generator alone",
+        "draw only from the generator",
+    ),
+    "curvature above its spectrum": (
+        "data_term",
+        "def spectrum(self, theta, y): return 0.0, theta['log_weight'].exp()",
+        "spectrum holds true bounds",
+        "but at t near y it is",
+    ),
+    "curvature below its spectrum": (
+        "data_term",
+        "def spectrum(self, theta, y): return torch.full((3,), 0.5, dtype=torch.float64), None",
+        "spectrum holds true bounds",
+        "spectrum claims d'' ≥",
+    ),
+    "third derivative above its bound": (
+        "data_term",
+        "def third(self, theta, y): return 0.5 * super().third(theta, y)",
+        "third is a true bound",
+        "third claims |d",
+    ),
+    "curvature for a majorant": (
+        "data_term",
+        "def majorant(self, theta, t, y): return self.curvature(theta, t, y)",
+        "the majorant lies above",
+        "may climb",
+    ),
+    "majorant that is too flat far away": (
+        "data_term squares",
+        "def majorant(self, theta, t, y): return 0.999 * theta['log_weight'].exp().expand_as(t)",
+        "the majorant lies above",
+        "above the parabola",
+    ),
+    "prox of twice the step": (
+        "data_term squares",
+        "def prox(self, theta, t, y, step): return super().prox(theta, t, y, 2 * step)",
+        "prox minimises",
+        "is not stationary",
+    ),
+    "data term that is concave": (
+        "data_term",
+        "def value(self, theta, t, y): return -super().value(theta, t, y)\n"
+        "    def gradient(self, theta, t, y): return -super().gradient(theta, t, y)\n"
+        "    def curvature(self, theta, t, y): return -super().curvature(theta, t, y)",
+        "convex as declared",
+        "declare convex = False",
+    ),
+    "data term that is not quadratic": (
+        "data_term",
+        "quadratic = True",
+        "quadratic as declared",
+        "quadratic says that d'' does not depend on t",
+    ),
+    "data term that does not rescale": (
+        "data_term",
+        "rescales = True",
+        "rescales as declared",
+        "homogeneous of degree 2",
+    ),
+    "data term for nothing": (
+        "data_term",
+        "def check_measurements(self, y): return 'never'",
+        "value is one number per sample",
+        "check_measurements refuses all measurements tried",
+    ),
+    "data term that refuses without a sentence": (
+        "data_term",
+        "def check_measurements(self, y): return True if bool((y < 0).any()) else None",
+        "check_measurements speaks for measurements that cannot be used",
+        "must return None or a sentence, got True",
+    ),
+    "data term that does not say what it cannot": (
+        "data_term squares",
+        "def check_measurements(self, y): return None\n"
+        "    def value(self, theta, t, y): return super().value(theta, t, y) + 0 * y.sqrt().flatten(1).sum(1)",
+        "check_measurements speaks for measurements that cannot be used",
+        "check_measurements accepts signed measurements, but",
+    ),
+    "loss in float32": (
+        "upper_loss",
+        "class Bad(Judge):\n        def value(self, x): return super().value(x).float()\n    upper = Bad",
+        "value is one float64 number per sample",
+        "expected float64 as the input, got float32",
+    ),
+    "random loss": (
+        "upper_loss",
+        "class Bad(Judge):\n"
+        "        def value(self, x): return super().value(x) * random.uniform(0.9, 1)\n"
+        "    upper = Bad",
+        "same input, same result",
+        "value of the same x differed",
+    ),
+    "loss that takes everything": (
+        "upper_loss",
+        "class Bad(Judge):\n        def take(self, index): return self\n    upper = Bad",
+        "a sample's result does not depend on its batch",
+        "by take differs",
+    ),
+    "loss that is a mean over the batch": (
+        "upper_loss",
+        "class Bad(Judge):\n        def value(self, x): return super().value(x) / len(x)\n    upper = Bad",
+        "a sample's result does not depend on its batch",
+        "value of sample 0 alone",
+    ),
+    "slope of a loss in float64": (
+        "upper_loss",
+        "class Bad(Judge):\n        def gradient(self, x): return super().gradient(x).double()\n    upper = Bad",
+        "gradients have the dtype of the images",
+        "expected float32 as the input, got float64",
+    ),
+    "loss that mutates x": (
+        "upper_loss",
+        "class Bad(Judge):\n        def value(self, x): return super().value(x.mul_(0.999))\n    upper = Bad",
+        "inputs are left untouched",
+        "value changed its argument x in place",
+    ),
+    "loss with a wrong gradient": (
+        "upper_loss",
+        "class Bad(Judge):\n        def gradient(self, x): return 2 * super().gradient(x)\n    upper = Bad",
+        "gradient matches finite differences of the value",
+        "it is 2 times too large",
+    ),
+    "loss that is steeper than it says": (
+        "upper_loss",
+        "class Bad(Judge):\n        lipschitz = 5.0\n    upper = Bad",
+        "lipschitz is a true bound",
+        "lipschitz is 5, but near",
+    ),
+    "loss that is not convex": (
+        "upper_loss",
+        "class Bad(Judge):\n"
+        "        lipschitz = None\n"
+        "        gradient = Upper.gradient\n"
+        "        def value(self, x): return (x - self.truth).double().square().log1p().flatten(1).sum(1)\n"
+        "    upper = Bad",
+        "convex as declared",
+        "declare convex = False",
+    ),
+    "loss below its infimum": (
+        "upper_loss",
+        "class Bad(Judge):\n        infimum = 1.0\n    upper = Bad",
+        "no value is below the infimum",
+        "infimum is 1, but the value at the true images is",
+    ),
+    "loss that is the sum of its blocks": (
+        "upper_loss",
+        "class Bad(Judge):\n"
+        "        def block(self, j): return replace(self, kept=((1.0, 0.0), (0.0, 1.0))[int(j[0])])\n"
+        "    upper = Bad",
+        "blocks have the mean g",
+        "the mean over all blocks is g",
+    ),
+    "loss with a wrong θ-gradient": (
+        "upper_loss",
+        "class Bad(Judge):\n"
+        "        def theta_gradient(self, x, weights):\n"
+        "            return {n: 2 * v for n, v in super().theta_gradient(x, weights).items()}\n"
+        "    upper = Bad",
+        "theta_gradient is the derivative in θ",
+        "theta_gradient['loss.log_weight']: expected",
+    ),
+    "loss whose θ-gradient ignores the weights": (
+        "upper_loss",
+        "class Bad(Judge):\n"
+        "        def theta_gradient(self, x, weights):\n"
+        "            return super().theta_gradient(x, weights / weights.sum())\n"
+        "    upper = Bad",
+        "theta_gradient is the derivative in θ",
+        "it is Σ_i weights_i ∂_θ g_i",
+    ),
+    "loss that makes do without true images": (
+        "upper_loss",
+        "def bind(self, sample, forward):\n"
+        "        truth = sample.y if sample.truth is None else sample.truth\n"
+        "        return super().bind(replace(sample, truth=truth), forward)",
+        "says what it needs",
+        "declare needs_truth = False",
+    ),
     "no default and no example": (
         "data",
         "def __init__(self, path: str) -> None: self.path = path",
@@ -431,6 +794,7 @@ WRONG = {
 def outcomes_of(folder: Path, kind: str, body: str) -> dict[str, tuple[str, str]]:
     """Status and message of each property of a plugin whose class is the base of its kind with ``body`` on top."""
     base, source = BASES[kind]
+    kind = kind.partition(" ")[0]
     text = HEAD.format(kind=kind) + source + f"\nclass Mine({base}):\n    '''Mine.'''\n    {body}\n"
     file = folder / "mine.py"
     file.write_text(text, encoding="utf-8")
@@ -439,11 +803,17 @@ def outcomes_of(folder: Path, kind: str, body: str) -> dict[str, tuple[str, str]
     return {one.property: (one.status, one.message) for one in found}
 
 
+@pytest.mark.parametrize("kind", ["data_term", "upper_loss"])
+def test_every_property_has_a_mistake_that_breaks_it(kind: str) -> None:
+    broken = {name for base, _, name, _ in WRONG.values() if base.partition(" ")[0] == kind}
+    assert broken | {IMPORTED, BUILT} == {one.name for one in properties_of(kind)}
+
+
 @pytest.mark.parametrize("kind", BASES)
 def test_the_examples_themselves_are_right(tmp_path: Path, kind: str) -> None:
     found = outcomes_of(tmp_path, kind, "pass")
     assert [message for status, message in found.values() if status == "failed"] == []
-    assert list(found) == [one.name for one in properties_of(kind)]
+    assert list(found) == [one.name for one in properties_of(kind.partition(" ")[0])]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -475,7 +845,7 @@ def test_declarations_are_respected(tmp_path: Path) -> None:
 
 def test_an_author_sees_sentences_and_no_traceback(tmp_path: Path) -> None:
     kind, body, expected, sentence = WRONG["wrong adjoint"]
-    outcomes_of(tmp_path, kind, body)
+    wrong = [status for status, _ in outcomes_of(tmp_path, kind, body).values() if status == "failed"]
     (tmp_path / "test_mine.py").write_text(
         "from bltoolbox.testing.conformance import conformance_tests\n\n"
         f"test_mine = conformance_tests(files=[{str(tmp_path / 'mine.py')!r}])\n"
@@ -491,6 +861,6 @@ def test_an_author_sees_sentences_and_no_traceback(tmp_path: Path) -> None:
     assert f"operator/mine: {expected}" in done.stdout
     assert sentence in done.stdout
     assert "'no-such-plugin' is no plugin, distribution, component or recipe" in done.stdout
-    assert "2 failed" in done.stdout
+    assert f"{len(wrong) + 1} failed" in done.stdout
     assert "Traceback" not in done.stdout
     assert "conformance.py" not in done.stdout

@@ -16,9 +16,10 @@ from toy_models import toy_model
 import bltoolbox
 from blt_builtins.lower_solvers.agd import AGD
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.testing import Gain
 from bltoolbox.training.experiment import run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,10 +22,13 @@ from blt_builtins.regularizers.crr import ConvexRidge
 from blt_builtins.regularizers.icnn import InputConvexNetwork
 from blt_builtins.regularizers.tikhonov import Tikhonov
 from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
-from bltoolbox.bilevel.problem import LowerLevel, Problem, UpperLoss, join, split
-from bltoolbox.bilevel.roles import LowerSolver, Regularizer
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Accuracy
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.testing import Gain, Images, full_batch, smooth_images
+from bltoolbox.restoration.variational import join, split
+from bltoolbox.testing import Gain, Images, SquaredDistance, full_batch, smooth_images, variational
 
 SHAPE = (3, 8, 9)
 PRIORS: dict[str, Callable[[], Regularizer]] = {
@@ -79,8 +83,8 @@ def parameters(regularizer: Regularizer) -> dict[str, tuple[int, ...]]:
 
 def level(
     regularizer: Regularizer, shapes: dict[str, tuple[int, ...]], device: torch.device, **options: object
-) -> LowerLevel:
-    problem = Problem(Gain(), regularizer, **options)  # type: ignore[arg-type]
+) -> Lower:
+    problem = variational(Gain(), regularizer, **options)  # type: ignore[arg-type]
     theta = {name: torch.empty(shape, device=device) for name, shape in shapes.items()}
     return problem.at(join(regularizer=theta), SHAPE).on(torch.empty(2, *SHAPE, device=device))
 
@@ -130,7 +134,7 @@ def test_solvers_start_and_step_on_the_device(prior: str, solver: str, ridge: fl
         pytest.skip(f"{solver} needs what {prior} has not")
     with pretended("cuda") as place, Answers():
         lower = level(regularizer, shapes, place, strong_convexity=ridge)
-        state = method.init(lower, lower.start())
+        state = method.init(lower, lower.start(), {})
         for _ in range(2):
             state = method.step(lower, state)
         check({name: value for name, value in vars(state).items() if value is not None}, "cuda")
@@ -147,7 +151,7 @@ def test_linearisation_and_mixed_derivative_stay_on_the_device(
     with pretended(device) as place:
         lower = level(regularizer, shapes, place, constraint=constraint)
         x, q = lower.start(), torch.empty(2, *SHAPE, device=place)
-        system, upper = lower.linearize(x), UpperLoss(torch.empty(2, *SHAPE, device=place))
+        system, upper = lower.linearize(x), SquaredDistance(torch.empty(2, *SHAPE, device=place))
         index = torch.empty(1, dtype=torch.long, device=place)
         results = {
             "hvp": system.hvp(q),
@@ -190,11 +194,14 @@ def test_a_device_gives_what_the_cpu_gives(prior: str, solver: str) -> None:
     results = []
     for device in ("cpu", "cuda"):
         oracle = oracle_for(PRIORS[prior](), solver)
-        oracle.samples = Samples(
+        samples = Samples(
             Images(smooth_images(3, SHAPE)), Gain(), noise=0.1, dtype=torch.float64, device=device
         )
+        oracle.tasks = replace(oracle.tasks, samples=samples)  # type: ignore[type-var]
         there = {name: value.to(device) for name, value in theta.items()}
-        result = oracle.on(full_batch(oracle)).hypergradient(there, 1e-9, 1e-9, bound=True)
+        result = oracle.on(full_batch(oracle)).hypergradient(
+            there, Accuracy(1e-9), Accuracy(1e-9), bound=True
+        )
         assert all(part.device.type == device for part in result.gradient.values())
         rows = oracle.solutions.rows
         assert rows is not None and rows.device.type == "cpu", "warm starts take no device memory"
@@ -208,4 +215,4 @@ def test_a_device_gives_what_the_cpu_gives(prior: str, solver: str) -> None:
 @needs_cuda
 def test_noise_is_the_same_on_a_device() -> None:
     pair = [Samples(Images(smooth_images(2)), Gain(), noise=0.1, device=device) for device in ("cpu", "cuda")]
-    torch.testing.assert_close(pair[0].batch([0, 1])[1], pair[1].batch([0, 1])[1].cpu(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(pair[0].batch([0, 1]).y, pair[1].batch([0, 1]).y.cpu(), rtol=0, atol=1e-6)

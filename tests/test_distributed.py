@@ -30,8 +30,10 @@ from processes import (
 )
 
 from bltoolbox import resume, run
+from bltoolbox.bilevel.device import pick_device
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.records import Batch, Cost
+from bltoolbox.bilevel.records import Accuracy, Batch, Cost
 from bltoolbox.bilevel.share import assign, divide
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.distributed.launch import Launcher, Place
@@ -40,9 +42,8 @@ from bltoolbox.distributed.signals import Interrupted, handled
 from bltoolbox.errors import BltError, MissingError, NumericalError, UsageError
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.runs import files
-from bltoolbox.training.assemble import assemble, pick_device
+from bltoolbox.training.assemble import assemble
 from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.listeners import Listener
 from bltoolbox.training.run_dir import RunDirectory
 
 METHODS: dict[str, dict[str, object]] = {
@@ -198,8 +199,8 @@ class TestTheSameResult:
             oracle = assemble(recipe("isgd"), ranks=ranks).oracle
             theta = assemble(recipe("isgd")).theta
             batch = oracle.on(Batch(ids, [2.0] * len(ids)))
-            batch.hypergradient(theta, 0.1, 0.1)
-            value = batch.value({name: one + 0.01 for name, one in theta.items()}, 0.01)
+            batch.hypergradient(theta, Accuracy(0.1), Accuracy(0.1))
+            value = batch.value({name: one + 0.01 for name, one in theta.items()}, Accuracy(0.01))
             batch.accept(value)
             held = {
                 i: oracle.solutions.lend([i], torch.empty(0, 3, 12, 12, dtype=torch.float64)) for i in ids
@@ -320,7 +321,7 @@ class TestFailures:
         def work(ranks: Ranks) -> None:
             oracle = assemble(recipe("maid"), ranks=ranks).oracle
             theta = {k: v + 1e-15 * ranks.rank for k, v in assemble(recipe("maid")).theta.items()}
-            oracle.on(Batch(range(6), [1.0] * 6)).value(theta, 0.1)
+            oracle.on(Batch(range(6), [1.0] * 6)).value(theta, Accuracy(0.1))
 
         ends = Processes(tmp_path, 2, work).wait()
         assert all(kind == "RankFailed" and "out of step" in said for kind, said in ends)

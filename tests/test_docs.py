@@ -85,7 +85,7 @@ def test_the_pages_are_light_and_the_same_every_time() -> None:
 def test_plugins_of_others_do_not_appear(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither their components nor the clashes they cause."""
     source = (
-        "from bltoolbox.config.hooks import Component, hookimpl\n"
+        "from bltoolbox.plugin import Component, hookimpl\n"
         "@hookimpl\n"
         "def blt_components():\n"
         "    return [Component('regularizer', name, 'x:Y', 'Foreign.') for name in ('foreign', 'tv')]\n"
@@ -186,12 +186,12 @@ def test_every_command_and_option_is_documented() -> None:
 
 
 def test_every_role_and_method_is_documented() -> None:
-    known = plugin_api.classes("interfaces")
+    known = plugin_api.classes("bltoolbox.bilevel.roles")
     for kind in KINDS:
         assert f"\nKind `{kind}`." in generated()["plugin-api.md"]
         assert f"\n## {kind}\n" in generated()["components.md"]
         assert plugin_api.role(kind).doc, f"the role of kind {kind} has no docstring"
-    for one in [known["Role"], known["Oracle"], *map(plugin_api.role, KINDS)]:
+    for one in [known["Role"], known["Parametric"], known["Oracle"], *map(plugin_api.role, KINDS)]:
         for method in one.methods:
             assert method.doc, f"{one.name}.{method.name} has no docstring"
         for flag in one.flags:
@@ -207,16 +207,19 @@ def test_every_hook_and_its_record_are_documented() -> None:
         assert getattr(hookspecs, name).__doc__
         assert f"def {name}(" in generated()["plugin-api.md"]
         assert name in (DOCS / "write-a-plugin.md").read_text(encoding="utf-8")
-    assert plugin_api.classes("hookspecs")["Component"].doc
+    assert plugin_api.classes("bltoolbox.config.hooks")["Component"].doc
 
 
 def test_every_trait_has_words() -> None:
     """What the page of components says of the flags and optional methods of roles."""
     roles = [plugin_api.role(kind) for kind in KINDS]
     flags = {flag for one in roles for flag in one.flags}
-    assert flags == {*components.ASKS, *components.GIVES}, "of bltoolbox/reference/components.py"
-    optional = {method.name for one in roles for method in one.methods if not method.required}
-    assert optional == set(components.OFFERS), "of bltoolbox/reference/components.py"
+    assert flags == {*components.ASKS, *components.GIVES}, "of docs/generate/components.py"
+    optional = {(kind, method.name) for kind in KINDS for method in plugin_api.optional(kind)}
+    wanted = {name for _, name in optional} | {key for key in components.OFFERS if "." in key}
+    assert wanted == set(components.OFFERS), "of docs/generate/components.py"
+    for kind, name in (key.split(".") for key in components.OFFERS if "." in key):
+        assert (kind, name) in optional
     guide = (DOCS / "write-a-plugin.md").read_text(encoding="utf-8")
     for flag in flags:
         assert f"`{flag} = " in guide, f"docs/write-a-plugin.md does not name the trait {flag}"

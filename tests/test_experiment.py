@@ -17,15 +17,16 @@ from skimage.metrics import peak_signal_noise_ratio
 from torch import Tensor
 
 from bltoolbox import Model, load_recipe, run, solve
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.lower_loop import solve as solve_lower
-from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.evaluation import Evaluation, evaluate, psnr
 from bltoolbox.restoration.model import read_theta
+from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.testing import smooth_images
 from bltoolbox.training.assemble import assemble
-from bltoolbox.training.listeners import Check, Listener, RunResult
 
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
@@ -286,7 +287,9 @@ class TestEvaluation:
         samples = experiment.evaluation
         assert samples is not None and result.evaluation is not None
         for i in range(3):
-            x_true, y = samples.batch([i])
+            sample = samples.batch([i])
+            x_true, y = sample.truth, sample.y
+            assert x_true is not None
             lower = experiment.problem.at(result.theta, samples.shape).on(y)
             x = solve_lower(experiment.oracle.solver, lower, y, 1e-4, limit=2000).x
             by_hand = float(psnr(x, x_true))

@@ -16,12 +16,13 @@ import torch
 from PIL import Image
 
 from bltoolbox import resume, run
+from bltoolbox.bilevel.events import Listener
+from bltoolbox.bilevel.warm_starts import Stores
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.training import run_dir
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.checkpoint import Checkpoints
-from bltoolbox.training.listeners import Listener
 from bltoolbox.training.run_dir import RunDirectory
 
 torch.set_num_threads(1)
@@ -195,7 +196,7 @@ def test_checkpoints_take_at_most_a_twentieth_of_the_time(
     monkeypatch.setattr(Checkpoints, "save", slow)
     directory = RunDirectory(tmp_path / "run")
     directory.experiment = assemble(recipe(every=1.0))
-    directory.checkpoints = Checkpoints(tmp_path, {})
+    directory.checkpoints = Checkpoints(tmp_path, Stores(0))
     directory.every, directory.kept_at = 1.0, 0.0
     clock[0] = 1.5
     assert directory.due()

@@ -25,7 +25,7 @@ def case(
     boundary: str, channels: int = 3, **options: object
 ) -> tuple[FieldOfExperts, dict[str, Tensor], Tensor]:
     foe = small_foe(boundary, **{"smoothing": "per-filter"} | options)
-    theta = initial(foe, channels)
+    theta = initial(foe, (channels, 8, 9))
     theta["log_smoothing"] = theta["log_smoothing"] + 0.3 * normal(len(theta["log_smoothing"]), seed=1)
     return foe, theta, smooth_images(2, (channels, 8, 9)).double()
 
@@ -38,7 +38,7 @@ def autograd_energy_gradient(foe: FieldOfExperts, theta: dict[str, Tensor], x: T
 @pytest.mark.parametrize(("smoothing", "count"), [("shared", 1482), ("per-filter", 1491)])
 def test_the_paper_s_regularizer_has_as_many_parameters_as_the_paper_says(smoothing: str, count: int) -> None:
     foe = FieldOfExperts(filters=10, kernel_size=7, smoothing=smoothing)  # type: ignore[arg-type]
-    theta = foe.init_params(3, keyed_generator(0))
+    theta = foe.init_params((3, 8, 8), keyed_generator(0))
     assert sum(value.numel() for value in theta.values()) == count
 
 
@@ -73,7 +73,7 @@ def test_both_coordinates_describe_the_same_kernels() -> None:
     foe, pixel = (
         FieldOfExperts(filters=5, kernel_size=3, start="random", basis=basis) for basis in ("dct", "pixel")
     )
-    mine, theirs = (one.init_params(3, keyed_generator(4)) for one in (foe, pixel))
+    mine, theirs = (one.init_params((3, 8, 8), keyed_generator(4)) for one in (foe, pixel))
     torch.testing.assert_close(foe.kernels(mine), theirs["kernels"], rtol=1e-12, atol=1e-14)
 
 
@@ -219,14 +219,14 @@ def test_initial_kernels_are_admissible_and_of_unit_norm(
     start: str, basis: str, filters: int, channels: int
 ) -> None:
     foe = FieldOfExperts(filters=filters, kernel_size=4, start=start, basis=basis)  # type: ignore[arg-type]
-    kernels = foe.kernels(foe.init_params(channels, keyed_generator(0)))
+    kernels = foe.kernels(foe.init_params((channels, 8, 8), keyed_generator(0)))
     assert kernels.mean((2, 3)).abs().max() < 1e-14
     torch.testing.assert_close(kernels.flatten(1).norm(dim=1), torch.ones(filters, dtype=torch.float64))
 
 
 def test_parabola_lies_above_the_potential_and_touches_it() -> None:
     foe = small_foe(filters=1)
-    theta = initial(foe, 1)
+    theta = initial(foe, (1, 8, 8))
     # The weight is in the filter: a φ_ν(t) = φ_{aν}(a t).
     nu = (theta["log_scale"] + theta["log_weights"] + theta["log_smoothing"]).exp()
     t = torch.cat([torch.linspace(-2, 2, 401, dtype=torch.float64), nu * torch.linspace(-3, 3, 101)])

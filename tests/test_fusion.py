@@ -14,7 +14,8 @@ from blt_builtins.lower_solvers.mm import MemoryGradient, compact_gram, gram
 from blt_builtins.operators.identity import Identity
 from bltoolbox.bilevel.fusion import Fused
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import Problem, join
+from bltoolbox.restoration.variational import join
+from bltoolbox.testing import variational
 
 
 def test_both_ways_to_sum_products_agree() -> None:
@@ -46,7 +47,7 @@ def test_without_a_compiler_it_goes_on_with_a_line(
 def test_compiled_solves_are_the_plain_ones(caplog: pytest.LogCaptureFixture) -> None:
     foe = small_foe("symmetric")
     y = normal(4, 3, 12, 10) * torch.tensor([1.0, 0.1, 3.0, 0.3], dtype=torch.float64).view(-1, 1, 1, 1)
-    lower = Problem(Identity(), foe).at(join(regularizer=initial(foe)), y.shape[1:]).on(y)
+    lower = variational(Identity(), foe).at(join(regularizer=initial(foe)), y.shape[1:]).on(y)
     plain, compiled = (solve(MemoryGradient(compile), lower, y, 1e-9) for compile in (False, True))
     assert not [record for record in caplog.records if record.name.startswith("bltoolbox")], "it was compiled"
     torch.testing.assert_close(compiled.x, plain.x, rtol=0, atol=1e-8)

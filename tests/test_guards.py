@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from blt_builtins.hypergradients.cg_ift import CGIFT
 from blt_builtins.regularizers.foe import FieldOfExperts
-from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.events import Listener
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import NumericalError, RecipeError
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.listeners import Listener
 from bltoolbox.training.run_dir import RunDirectory
 
 torch.set_num_threads(1)
@@ -61,8 +61,8 @@ class Poisoned(FieldOfExperts):
         gradient = super().gradient(theta, x)
         return gradient * torch.nan if float(theta["log_scale"] - self.first) > self.reach else gradient
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        params = super().init_params(channels, generator)
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        params = super().init_params(shape, generator)
         self.first = float(params["log_scale"])
         return params
 
@@ -118,7 +118,7 @@ def test_shrink_step_survives_a_region_where_nothing_can_be_computed() -> None:
         on_divergence="shrink-step", upper_optimizer={"name": "isgd", "step": 0.05, "tol": 0.1}
     )
     poisoned = Poisoned(filters=3, kernel_size=3)
-    poisoned.init_params(3, torch.Generator())
+    poisoned.init_params((3, 8, 8), torch.Generator())
     object.__setattr__(chosen.oracle.problem, "regularizer", poisoned)
     result = chosen.run()
     assert result.status == "budget spent"

@@ -18,15 +18,16 @@ from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.mm import MemoryGradient
 from blt_builtins.regularizers.foe import FieldOfExperts
 from bltoolbox import resume, run
-from bltoolbox.bilevel.problem import LowerLevel, join
-from bltoolbox.bilevel.records import Batch, Cost
-from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Accuracy, Batch, Cost, Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import NumericalError
+from bltoolbox.restoration.results import RunResult
+from bltoolbox.restoration.variational import join
 from bltoolbox.testing import make_oracle, smooth_images
-from bltoolbox.training.listeners import RunResult
 
 
 class CountingFoE(FieldOfExperts):
@@ -73,7 +74,7 @@ def counting(solver: type[LowerSolver], seen: Counter[str]) -> LowerSolver:
     """The solver, counting the samples in each of its steps."""
 
     class Counting(solver):  # type: ignore[misc, valid-type]
-        def step(self, lower: LowerLevel, state: object) -> object:
+        def step(self, lower: Lower, state: object) -> object:
             seen["lower_iterations"] += len(lower.y)
             return super().step(lower, state)
 
@@ -87,11 +88,11 @@ def test_every_count_is_what_the_components_saw(solver: type[LowerSolver], chunk
     foe = CountingFoE(seen)
     images = smooth_images(5, (3, 9, 10))
     oracle = make_oracle(images, foe, counting(solver, seen), CGIFT(), chunk=chunk)
-    theta = join(regularizer=foe.init_params(3, keyed_generator(0)))
+    theta = join(regularizer=foe.init_params((3, 8, 8), keyed_generator(0)))
     asked = oracle.on(Batch(range(5), [1.0] * 5))
-    asked.hypergradient(theta, 1e-3, 1e-3)
-    asked.hypergradient(theta, 1e-5, 1e-4, bound=True)
-    asked.value({name: value + 0.01 for name, value in theta.items()}, 1e-3)
+    asked.hypergradient(theta, Accuracy(1e-3), Accuracy(1e-3))
+    asked.hypergradient(theta, Accuracy(1e-5), Accuracy(1e-4), bound=True)
+    asked.value({name: value + 0.01 for name, value in theta.items()}, Accuracy(1e-3))
     asked.scales(theta)
     ledger = oracle.cost.as_dict()
     for name in ("lower_iterations", "gradients", "hessian_products", "linearisations", "mixed_products"):
@@ -180,14 +181,14 @@ def test_an_interrupted_call_is_charged_apart(when: str, monkeypatch: pytest.Mon
     if when == "lower":
         step = type(case.solver).step
 
-        def stop(self: LowerSolver, lower: LowerLevel, state: object) -> object:
+        def stop(self: LowerSolver, lower: Lower, state: object) -> object:
             if case.seen["lower_iterations"] >= 20:
                 raise Interrupted(signal.SIGINT)
             return step(self, lower, state)
 
         monkeypatch.setattr(type(case.solver), "step", stop)
     else:
-        monkeypatch.setattr(LowerLevel, "mixed", lambda *_: (_ for _ in ()).throw(Interrupted(signal.SIGINT)))
+        monkeypatch.setattr(Lower, "mixed", lambda *_: (_ for _ in ()).throw(Interrupted(signal.SIGINT)))
     with pytest.raises(Interrupted):
         case.asked.hypergradient(case.theta, 1e-6, 1e-6)
     assert case.oracle.cost == case.before, "it will be repeated"
@@ -234,7 +235,7 @@ def test_interruptions_leave_the_ledger_of_a_run_as_it_was(
     stops, step = iter([20, 200, 3, 300, 400]), AGD.step
     left = [next(stops)]
 
-    def stop(self: AGD, lower: LowerLevel, state: object) -> object:
+    def stop(self: AGD, lower: Lower, state: object) -> object:
         left[0] -= 1
         if left[0] == 0:
             left[0] = next(stops, 0)

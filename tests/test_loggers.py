@@ -15,6 +15,7 @@ from conftest import Install
 from test_report import TINY
 
 from bltoolbox import Model, load_recipe, resume, run
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.config.registry import load_registry
 from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import MissingError, RecipeError
@@ -23,7 +24,6 @@ from bltoolbox.runs.settings import labels
 from bltoolbox.testing.conformance import check_component
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.listeners import Listener
 
 QUICK = [*TINY, "baseline=null", "checkpoint.every=0"]
 
@@ -267,9 +267,7 @@ def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
 )
 def test_conformance_catches(tmp_path: Path, body: str, property: str, message: str) -> None:
     file = tmp_path / "bad.py"
-    head = (
-        "from bltoolbox.config.hooks import Component, hookimpl\nfrom bltoolbox.bilevel.roles import Logger\n"
-    )
+    head = "from bltoolbox.plugin import Component, Logger, hookimpl\n"
     hook = "    return [Component('logger', 'bad', f'{__name__}:Bad', 'Bad.')]\n"
     file.write_text(f"{head}class Bad(Logger):\n    {body}\n@hookimpl\ndef blt_components():\n{hook}")
     registry = load_registry([file])

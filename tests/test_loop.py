@@ -12,9 +12,9 @@ from torch import Tensor
 
 from blt_builtins.lower_solvers.agd import AGD
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.records import Status
-from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Status, Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import expand, norm
 from bltoolbox.testing import Tikhonov
 
@@ -92,10 +92,10 @@ class Optimist(LowerSolver):
         self.part = part
         self.broken = broken
 
-    def init(self, lower: LowerLevel, x0: Tensor) -> Claim:
+    def init(self, lower: Lower, x0: Tensor) -> Claim:
         return Claim(x0, self.part * norm(lower.gradient(x0)))
 
-    def step(self, lower: LowerLevel, state: Claim) -> Claim:
+    def step(self, lower: Lower, state: Claim) -> Claim:
         assert lower.lipschitz is not None
         step = lower.gradient(state.x) / expand(lower.lipschitz, state.x)
         x = state.x if self.broken else state.x - step

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import (
     directions,
+    estimate_at,
     flat,
     initial,
     lower_level,
@@ -30,12 +31,20 @@ from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.newton_cg import NewtonCG
 from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import Constraint, LowerLevel, Problem, UpperLoss, join
-from bltoolbox.bilevel.records import Estimate
-from bltoolbox.bilevel.roles import HypergradientEstimator, Theta
+from bltoolbox.bilevel.records import Accuracy, Estimate, Theta
+from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.errors import NumericalError
-from bltoolbox.testing import Gain, Tikhonov, full_batch, make_oracle, smooth_images
+from bltoolbox.restoration.variational import Constraint, ImageLower, join
+from bltoolbox.testing import (
+    Gain,
+    SquaredDistance,
+    Tikhonov,
+    full_batch,
+    make_oracle,
+    smooth_images,
+    variational,
+)
 
 #: With limits that leave the tolerance in charge.
 EXACT: dict[str, Callable[[], HypergradientEstimator]] = {
@@ -59,40 +68,42 @@ class Nameless(Tikhonov):
         return None
 
 
-def quadratic(count: int = 3) -> tuple[LowerLevel, UpperLoss, Tensor]:
+def quadratic(count: int = 3) -> tuple[ImageLower, SquaredDistance, Tensor]:
     """A Tikhonov problem at its minimiser."""
     y = noisy(count)
     lower = lower_level(Tikhonov(), y, theta=THETA)
-    return lower, UpperLoss(smooth_images(count, y.shape[1:]).double()), Tikhonov().solution(THETA, y)
+    return lower, SquaredDistance(smooth_images(count, y.shape[1:]).double()), Tikhonov().solution(THETA, y)
 
 
-def foe_at_minimiser(constraint: str = "none", count: int = 3) -> tuple[LowerLevel, UpperLoss, Tensor]:
+def foe_at_minimiser(constraint: str = "none", count: int = 3) -> tuple[ImageLower, SquaredDistance, Tensor]:
     y = noisy(count)
     lower = lower_level(small_foe(), y, constraint=constraint)
     x = solve(AGD(), lower, lower.start(), 1e-12, limit=5000).x
-    return lower, UpperLoss(smooth_images(count, y.shape[1:]).double()), x
+    return lower, SquaredDistance(smooth_images(count, y.shape[1:]).double()), x
 
 
 def estimate(
     estimator: HypergradientEstimator,
-    case: tuple[LowerLevel, UpperLoss, Tensor],
+    case: tuple[ImageLower, SquaredDistance, Tensor],
     tol: float = 1e-11,
     weights: Tensor = WEIGHTS,
     warm: Tensor | None = None,
 ) -> Estimate:
     lower, upper, x = case
-    return estimator.estimate(lower, upper, x, weights[: len(x)], torch.full_like(lower.mu, tol), warm)
+    return estimate_at(estimator, lower, upper, x, tol, weights[: len(x)], warm)
 
 
-def part(case: tuple[LowerLevel, UpperLoss, Tensor], index: Tensor) -> tuple[LowerLevel, UpperLoss, Tensor]:
+def part(
+    case: tuple[ImageLower, SquaredDistance, Tensor], index: Tensor
+) -> tuple[ImageLower, SquaredDistance, Tensor]:
     lower, upper, x = case
-    return lower.take(index), UpperLoss(upper.x_true[index]), x[index]
+    return lower.take(index), upper.take(index), x[index]
 
 
-def closed_form(case: tuple[LowerLevel, UpperLoss, Tensor]) -> Tensor:
+def closed_form(case: tuple[ImageLower, SquaredDistance, Tensor]) -> Tensor:
     """Σ_i v_i ∇f_i of the quadratic problem."""
     lower, upper, _ = case
-    gradient = Tikhonov().value_gradient(THETA, lower.y, upper.x_true, WEIGHTS)["log_weight"]
+    gradient = Tikhonov().value_gradient(THETA, lower.y, upper.truth, WEIGHTS)["log_weight"]
     return gradient * len(lower.y)
 
 
@@ -114,10 +125,10 @@ def test_equals_finite_differences_of_f(estimator: HypergradientEstimator, const
     oracle = make_oracle(images, small_foe(), AGD(), estimator, constraint=constraint, iteration_limit=20_000)
     theta = join(regularizer=initial(small_foe()))
     batch = full_batch(oracle)
-    z = oracle.on(batch).hypergradient(theta, 1e-11, 1e-11).gradient
+    z = oracle.on(batch).hypergradient(theta, Accuracy(1e-11), Accuracy(1e-11)).gradient
 
     def value(moved: Theta) -> Tensor:
-        return torch.tensor(oracle.on(batch).value(moved, 1e-11).value, dtype=torch.float64)
+        return torch.tensor(oracle.on(batch).value(moved, Accuracy(1e-11)).value, dtype=torch.float64)
 
     for d in directions(theta, 3):
         d = oracle.problem.project_gradient(d)
@@ -137,9 +148,9 @@ def test_neumann_with_a_constraint_and_a_small_lipschitz_constant() -> None:
     """On held pixels the system is the identity, whatever L; here L = 0.04."""
     y, theta = 0.3 * noisy(2) - 0.05, {"log_weight": torch.full((3,), -5.0, dtype=torch.float64)}
     lower = lower_level(Tikhonov(), y, Gain(log_gain=-1.7), theta, constraint="nonnegative")
-    assert lower.lipschitz is not None and bool((lower.lipschitz < 0.05).all())
+    assert lower.bounded and bool((lower.lipschitz < 0.05).all())
     x = solve(AGD(), lower, lower.start(), 1e-12).x
-    case = (lower, UpperLoss(smooth_images(2, y.shape[1:]).double()), x)
+    case = (lower, SquaredDistance(smooth_images(2, y.shape[1:]).double()), x)
     assert bool((x == 0).any())
     found = estimate(Neumann(5000), case)
     assert bool((found.residual <= 1e-11).all())
@@ -167,7 +178,7 @@ def test_truncation_leaves_out_what_the_formula_says(
 def test_the_error_shrinks_by_the_rate(kind: Callable[[int], HypergradientEstimator]) -> None:
     case = foe_at_minimiser()
     lower, upper, x = case
-    assert lower.lipschitz is not None
+    assert lower.bounded
     exact = estimate(MINRES(5000), case, tol=1e-12).gradient
     errors = []
     for count in (5, 10, 20, 40):
@@ -190,7 +201,7 @@ def test_one_step_is_one_term_and_one_unrolled_step() -> None:
 def test_the_bias_of_one_step_is_within_its_bound() -> None:
     case = foe_at_minimiser(count=1)
     lower, upper, x = case
-    assert lower.lipschitz is not None
+    assert lower.bounded
     exact, biased = estimate(MINRES(5000), case, tol=1e-12), estimate(OneStep(), case)
     rows = [
         flat({name: p[0] for name, p in lower.mixed_each(x, unit.view_as(x)).items()})
@@ -209,10 +220,13 @@ def test_unrolled_is_the_derivative_of_the_algorithm(constraint: Constraint) -> 
     """Far from the minimiser too: ∂_θ g(x_K(θ)) from a fixed start, by finite differences of the algorithm itself."""
     steps, y = 6, 1.3 * noisy(2) - 0.15
     theta = join(regularizer=initial(small_foe()))
-    problem = Problem(Gain(), small_foe(), constraint)
-    lower, upper = problem.at(theta, y.shape[1:]).on(y), UpperLoss(smooth_images(2, y.shape[1:]).double())
+    problem = variational(Gain(), small_foe(), constraint)
+    lower, upper = (
+        problem.at(theta, y.shape[1:]).on(y),
+        SquaredDistance(smooth_images(2, y.shape[1:]).double()),
+    )
     start, lipschitz = lower.project(y + 0.3 * normal(*y.shape, seed=4)), lower.lipschitz
-    assert lipschitz is not None
+    assert lower.bounded
 
     def loss(moved: Theta) -> Tensor:
         there, x = problem.at(moved, y.shape[1:]).on(y), start
@@ -232,7 +246,7 @@ def test_alone_or_in_a_batch_is_the_same(estimator: HypergradientEstimator) -> N
     lower = lower_level(small_foe(), scale * noisy(3))
     x = solve(NewtonCG(), lower, lower.start(), 1e-12).x
     # Targets at very different distances, so that the samples finish at different iterations.
-    case = (lower, UpperLoss(x + scale * normal(*x.shape)), x)
+    case = (lower, SquaredDistance(x + scale * normal(*x.shape)), x)
     together = estimate(estimator, case, tol=1e-6)
     total = {name: torch.zeros_like(value) for name, value in together.gradient.items()}
     for i in range(3):
@@ -287,12 +301,12 @@ def test_minres_needs_no_more_iterations_than_conjugate_gradients() -> None:
 
 
 @pytest.mark.parametrize("name", ["neumann", "unrolled", "one-step"])
-def test_without_a_lipschitz_constant_they_say_who_lacks_it(name: str) -> None:
+def test_without_a_lipschitz_constant_they_say_what_to_use(name: str) -> None:
     estimator = {"neumann": Neumann(), "unrolled": Unrolled(), "one-step": OneStep()}[name]
     y = noisy(1)
     lower = lower_level(Nameless(), y)
-    with pytest.raises(NumericalError, match=rf"^{name} takes steps.*Nameless knows no Lipschitz constant"):
-        estimate(estimator, (lower, UpperLoss(y), y))
+    with pytest.raises(NumericalError, match=rf"^{name} takes steps of length 1/L.* is unknown; use cg-ift"):
+        estimate(estimator, (lower, SquaredDistance(y), y))
 
 
 @dataclass(frozen=True)

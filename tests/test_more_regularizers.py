@@ -17,11 +17,12 @@ from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.icnn import InputConvexNetwork
 from blt_builtins.regularizers.tikhonov import Tikhonov
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import Problem, join
-from bltoolbox.bilevel.records import Batch
-from bltoolbox.bilevel.roles import LowerSolver, Regularizer, Theta
+from bltoolbox.bilevel.records import Accuracy, Batch, Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
-from bltoolbox.testing import Gain, make_oracle, smooth_images
+from bltoolbox.restoration.roles import Regularizer
+from bltoolbox.restoration.variational import join
+from bltoolbox.testing import Gain, make_oracle, smooth_images, variational
 
 BOUNDARIES = ("valid", "zero", "periodic", "symmetric")
 SHAPE = (2, 7, 8)
@@ -138,7 +139,7 @@ class TestEvery:
         theta = {name: normal(*value.shape) for name, value in params(regularizer).items()}
         once = regularizer.project(theta)
         torch.testing.assert_close(regularizer.project(once), once)
-        start = regularizer.init_params(3, keyed_generator(0))
+        start = regularizer.init_params((3, 8, 8), keyed_generator(0))
         torch.testing.assert_close(regularizer.project(start), start)
 
     def test_batch_independence_and_dtypes(self, regularizer: Regularizer) -> None:
@@ -162,13 +163,15 @@ class TestEvery:
         oracle = make_oracle(
             smooth_images(2, shape), regularizer, AGD(), CGIFT(5000), noise=0.1, iteration_limit=50_000
         ).on(Batch([0, 1], [1.5, 0.5]))
-        z = oracle.hypergradient(theta, 1e-12, 1e-12).gradient
+        z = oracle.hypergradient(theta, Accuracy(1e-12), Accuracy(1e-12)).gradient
         for seed in range(3):
             d = {key: normal(*value.shape, seed=seed) for key, value in theta.items()}
-            d = Problem(Gain(), regularizer).project_gradient(d)
+            d = variational(Gain(), regularizer).project_gradient(d)
             step = 1e-5
             ahead, behind = (
-                oracle.value({key: value + sign * step * d[key] for key, value in theta.items()}, 1e-12).value
+                oracle.value(
+                    {key: value + sign * step * d[key] for key, value in theta.items()}, Accuracy(1e-12)
+                ).value
                 for sign in (1, -1)
             )
             expected = (ahead - behind) / (2 * step)
@@ -187,7 +190,7 @@ class TestTikhonov:
 
     def test_lipschitz_constant_is_exact(self) -> None:
         regularizer = Tikhonov(weight=0.7)
-        theta = regularizer.init_params(1, keyed_generator(0))
+        theta = regularizer.init_params((1, 8, 8), keyed_generator(0))
         for shape in ((1, 4, 6), (1, 1, 5), (1, 3, 3)):
             matrix = hessian(regularizer, theta, normal(*shape))
             largest = float(torch.linalg.eigvalsh(matrix)[-1])
@@ -203,8 +206,8 @@ class TestTikhonov:
     @pytest.mark.parametrize("solver", [AGD(), MemoryGradient()])
     def test_denoising_has_a_closed_form(self, solver: LowerSolver) -> None:
         regularizer, y = Tikhonov(weight=0.5), normal(2, 1, 6, 7)
-        theta = regularizer.init_params(1, keyed_generator(0))
-        lower = Problem(Gain(), regularizer).at(join(regularizer=theta), y.shape[1:]).on(y)
+        theta = regularizer.init_params((1, 8, 8), keyed_generator(0))
+        lower = variational(Gain(), regularizer).at(join(regularizer=theta), y.shape[1:]).on(y)
         x = solve(solver, lower, lower.start(), 1e-12).x
         system = torch.eye(42, dtype=torch.float64) + hessian(regularizer, theta, y[0])
         exact = torch.linalg.solve(system, y.flatten(1).T).T.view_as(y)
@@ -252,8 +255,8 @@ class TestSpline:
         ridge = ConvexRidge(range=0.1, knots=21, weight=0.04, boundary="symmetric")
         experts = FieldOfExperts(nu=0.01, weight=0.04, boundary="symmetric", start="differences")
         x = smooth_images(2, (3, 16, 16)).double()
-        ours = ridge.gradient(ridge.init_params(3, keyed_generator(0)), x)
-        theirs = experts.gradient(experts.init_params(3, keyed_generator(0)), x)
+        ours = ridge.gradient(ridge.init_params((3, 8, 8), keyed_generator(0)), x)
+        theirs = experts.gradient(experts.init_params((3, 8, 8), keyed_generator(0)), x)
         assert (norm(ours - theirs) <= 0.1 * norm(theirs)).all()
 
     def test_has_no_majorant(self) -> None:
@@ -261,7 +264,7 @@ class TestSpline:
 
     def test_lipschitz_constant_is_tight_where_all_responses_are_steepest(self) -> None:
         regularizer = crr(boundary="periodic")
-        theta = regularizer.init_params(1, keyed_generator(0))
+        theta = regularizer.init_params((1, 8, 8), keyed_generator(0))
         # At a constant image every response is at the steepest interval of the initial potential.
         matrix = hessian(regularizer, theta, torch.full((1, 12, 12), 0.3, dtype=torch.float64))
         largest = float(torch.linalg.eigvalsh(matrix)[-1])
@@ -284,8 +287,8 @@ class TestNetwork:
     def test_initial_gradient_is_of_the_size_of_the_experts(self, layers: int) -> None:
         network, experts = InputConvexNetwork(layers=layers), FieldOfExperts()
         x = smooth_images(2, (3, 20, 20)).double()
-        ours = norm(network.gradient(network.init_params(3, keyed_generator(0)), x))
-        theirs = norm(experts.gradient(experts.init_params(3, keyed_generator(0)), x))
+        ours = norm(network.gradient(network.init_params((3, 8, 8), keyed_generator(0)), x))
+        theirs = norm(experts.gradient(experts.init_params((3, 8, 8), keyed_generator(0)), x))
         assert ((ours > 0.1 * theirs) & (ours < 10 * theirs)).all()
 
     def test_small_images_are_refused(self) -> None:
@@ -303,7 +306,7 @@ class TestNetwork:
         network = icnn()
         theta = {key: value.to(dtype) for key, value in params(network).items()}
         y = smooth_images(2, SHAPE).to(dtype)
-        lower = Problem(Gain(), network).at(join(regularizer=theta), SHAPE).on(y)
+        lower = variational(Gain(), network).at(join(regularizer=theta), SHAPE).on(y)
         assert lower.lipschitz is None
         solution = solve(AGD(), lower, lower.start(), 1e-4)
         assert (lower.residual(solution.x) <= 1e-4).all()

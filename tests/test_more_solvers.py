@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import pytest
@@ -16,11 +16,12 @@ from blt_builtins.lower_solvers.lbfgs import LBFGS
 from blt_builtins.lower_solvers.line_search import Point, line_search
 from blt_builtins.lower_solvers.newton_cg import NewtonCG
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.records import Status
-from bltoolbox.bilevel.roles import LowerSolver, Regularizer, Theta
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Bound, Rows, Status, Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import dot, norm, take
 from bltoolbox.errors import NumericalError
+from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.testing import Gain, Tikhonov
 
 SOLVERS: dict[str, Callable[[], LowerSolver]] = {
@@ -36,31 +37,28 @@ every_solver = pytest.mark.parametrize("solver", [make() for make in SOLVERS.val
 class Blurred(Gain):
     """An operator without known constants: a mean of neighbours, so that h is barely convex and L is to be found."""
 
-    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         return 0.5 * x + 0.25 * (x.roll(1, -1) + x.roll(-1, -1))
 
-    def norm_bound(self, theta: Theta, shape: object) -> None:  # type: ignore[override]
-        return None
-
-    def strong_convexity(self, theta: Theta, shape: object) -> float:
-        return 0.0
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
+        return 0.0, None
 
 
 class Concave(Regularizer):
     """R(x) = −‖x‖², which leaves h no minimiser."""
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {"unused": torch.zeros(1, dtype=torch.float64)}
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return -dot(x, x)
 
 
-def foe_problem(count: int = 3, seed: int = 0, **options: object) -> LowerLevel:
+def foe_problem(count: int = 3, seed: int = 0, **options: object) -> Lower:
     return lower_level(small_foe(nu=0.01), noisy(count, seed=seed), **options)
 
 
-def mixed_batch() -> LowerLevel:
+def mixed_batch() -> Lower:
     """Samples of very different difficulty, which finish at different iterations."""
     scale = torch.tensor([1.0, 1e-2, 10.0, 1.0, 0.0], dtype=torch.float64).view(-1, 1, 1, 1)
     return lower_level(small_foe(nu=0.01), scale * noisy(5))

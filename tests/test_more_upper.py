@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import flat, initial, small_foe
+from helpers import flat, initial, measured, small_foe
 from torch import Tensor
 
 from blt_builtins.hypergradients.cg_ift import CGIFT
@@ -22,9 +22,9 @@ from blt_builtins.upper_optimizers.iadam import IAdam
 from blt_builtins.upper_optimizers.isgd import ISGD
 from blt_builtins.upper_optimizers.schedule import power_decay
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import join, split
-from bltoolbox.bilevel.records import Batch, HypergradientResult, Step, Value
-from bltoolbox.bilevel.roles import HypergradientEstimator, Theta, UpperOptimizer
+from bltoolbox.bilevel.records import Accuracy, Batch, HypergradientResult, Step, Theta, Value
+from bltoolbox.bilevel.roles import HypergradientEstimator, UpperOptimizer
+from bltoolbox.restoration.variational import join, split
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 
 every_optimizer = pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def tikhonov_oracle(estimator: HypergradientEstimator | None = None) -> BilevelO
 
 
 def minimiser(oracle: BilevelOracle) -> Tensor:
-    x_true, y = oracle.samples.batch(range(len(oracle.samples)))
+    x_true, y = measured(oracle)
     return Tikhonov().minimiser(y, x_true)["log_weight"]
 
 
@@ -84,16 +84,16 @@ class Parabola:
         wrong = exact + self.error * tol
         return Value(wrong, wrong - abs(self.error) * tol, wrong + abs(self.error) * tol, True, tol, 1.0)
 
-    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
-        self.asked.append(("value", tol))
-        return self._value(theta, tol)
+    def value(self, theta: Theta, effort: Accuracy, *, bound: bool = False) -> Value:
+        self.asked.append(("value", effort.tol))
+        return self._value(theta, effort.tol)
 
     def hypergradient(
-        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+        self, theta: Theta, effort: Accuracy, adjoint: Accuracy, *, bound: bool = False
     ) -> HypergradientResult:
-        self.asked.append(("hypergradient", tol))
-        gradient = {"a": self.curvature * theta["a"] + self.error * adjoint_tol}
-        return HypergradientResult(gradient, self._value(theta, tol), adjoint_tol, 1.0)
+        self.asked.append(("hypergradient", effort.tol))
+        gradient = {"a": self.curvature * theta["a"] + self.error * adjoint.tol}
+        return HypergradientResult(gradient, self._value(theta, effort.tol), adjoint.tol, 1.0)
 
     def accept(self, value: Value) -> None:
         self.accepted += 1
@@ -136,7 +136,7 @@ def test_descends_on_a_field_of_experts(optimizer: UpperOptimizer) -> None:
     oracle = make_oracle(smooth_images(3, (3, 9, 9)), foe, AGD(), CGIFT())
     start = join(regularizer=initial(foe))
     theta, _ = run(optimizer, oracle, 10, start)
-    before, after = (oracle.on(full_batch(oracle)).value(t, 1e-6) for t in (start, theta))
+    before, after = (oracle.on(full_batch(oracle)).value(t, Accuracy(1e-6)) for t in (start, theta))
     assert after.upper < before.lower
     # The kernels keep their zero mean.
     assert float(foe.kernels(split(theta, "regularizer")).mean((2, 3)).abs().max()) < 1e-12
@@ -296,7 +296,7 @@ def test_hoag_says_when_there_is_nothing_left() -> None:
         """Lies about its gradient: no step helps."""
 
         def hypergradient(
-            self, theta: Theta, tol: float, adjoint_tol: float, **_: bool
+            self, theta: Theta, effort: Accuracy, adjoint: Accuracy, **_: bool
         ) -> HypergradientResult:
             uphill = {"a": -theta["a"]}
             return HypergradientResult(uphill, self._value(theta, 0.0), 0.0, 1.0)

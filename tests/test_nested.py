@@ -11,19 +11,19 @@ from conftest import Install
 from test_cli_components import command, imported
 from test_recipe import problems
 
-from bltoolbox.bilevel.roles import Regularizer, Sampler
+from bltoolbox.bilevel.roles import Sampler
+from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.describe import Undescribable, describe
-from bltoolbox.config.recipe import Block, Budget, Recipe, parse_recipe
+from bltoolbox.config.recipe import Budget, Recipe, parse_recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.errors import RecipeError
+from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.training.assemble import assemble
 
 SUM = '''
 """A sum of regularizers."""
-from bltoolbox.config.hooks import Component, hookimpl
-from bltoolbox.bilevel.roles import LowerSolver, Regularizer
-from bltoolbox.bilevel.problem import join, split
+from bltoolbox.plugin import Component, LowerSolver, Regularizer, hookimpl, join, split
 
 class Sum(Regularizer):
     """R = R_1 + R_2 + …
@@ -36,8 +36,8 @@ class Sum(Regularizer):
     def __init__(self, first: Regularizer, second: Regularizer | None = None, more: list[Regularizer] = []) -> None:
         parts = {"first": first, "second": second} | {f"more{k}": part for k, part in enumerate(more)}
         self.parts = {name: part for name, part in parts.items() if part is not None}
-    def init_params(self, channels, generator):
-        return join(**{name: part.init_params(channels, generator) for name, part in self.parts.items()})
+    def init_params(self, shape, generator):
+        return join(**{name: part.init_params(shape, generator) for name, part in self.parts.items()})
     def energy(self, theta, x):
         return sum(part.energy(split(theta, name), x) for name, part in self.parts.items())
 
@@ -48,17 +48,17 @@ class Picky(Regularizer):
     def __init__(self, count: int = 1) -> None:
         if count == 13:
             raise ValueError("count 13 brings bad luck; use 12")
-    def init_params(self, channels, generator): return {}
+    def init_params(self, shape, generator): return {}
     def energy(self, theta, x): return x.flatten(1).sum(1) * 0
 
 class Outer(LowerSolver):
     def __init__(self, inner: LowerSolver) -> None: ...
-    def init(self, lower, x0): raise NotImplementedError
+    def init(self, lower, x0, kept): raise NotImplementedError
     def step(self, lower, state): raise NotImplementedError
 
 class Secret(LowerSolver):
     requires = {"regularizer": ("a_handshake",)}
-    def init(self, lower, x0): raise NotImplementedError
+    def init(self, lower, x0, kept): raise NotImplementedError
     def step(self, lower, state): raise NotImplementedError
 
 class Shaking(Picky):
@@ -112,15 +112,15 @@ def test_a_sum_of_regularizers_trains(registry: Registry) -> None:
 def test_the_parts_of_a_sum_are_what_they_are_alone(registry: Registry) -> None:
     def built(block: str) -> Regularizer:
         recipe = parse_recipe(REST + f"regularizer: {block}\n", registry=registry)
-        part: Regularizer = recipe.regularizer.build(registry)
+        part: Regularizer = registry.build(recipe.regularizer)
         return part
 
     both = built("{name: sum, first: {name: tv, weight: 0.3}, more: [{name: tv, nu: 0.5}]}")
     parts = [built("{name: tv, weight: 0.3}"), built("{name: tv, nu: 0.5}")]
     x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     generator = torch.Generator()
-    alone = sum(part.energy(part.init_params(3, generator), x) for part in parts)
-    together = both.energy(theta := both.init_params(3, generator), x)
+    alone = sum(part.energy(part.init_params((3, 8, 8), generator), x) for part in parts)
+    together = both.energy(theta := both.init_params((3, 8, 8), generator), x)
     assert torch.allclose(together, torch.as_tensor(alone))
     assert set(theta) == {
         "first.log_weight",
@@ -249,10 +249,10 @@ def test_methods_of_no_role_may_be_agreed_on(registry: Registry) -> None:
 
 
 def test_an_error_bound_needs_an_adjoint(install: Install) -> None:
-    hook = "from bltoolbox.config.hooks import Component, hookimpl\n@hookimpl\ndef blt_components():\n    return "
+    hook = "from bltoolbox.plugin import Component, hookimpl\n@hookimpl\ndef blt_components():\n    return "
     hook += "[Component('hypergradient', 'adjointless', 'toy_heavy:Toy', 'A toy.')]\n"
-    heavy = "from bltoolbox.bilevel.roles import HypergradientEstimator\nclass Toy(HypergradientEstimator):\n"
-    heavy += "    gives_adjoint = False\n    def estimate(self, lower, upper, x, weights, tol, warm): ...\n"
+    heavy = "from bltoolbox.plugin import HypergradientEstimator\nclass Toy(HypergradientEstimator):\n"
+    heavy += "    gives_adjoint = False\n    def estimate(self, ask): ...\n"
     install("toy", {"toy": "toy_light"}, {"toy_light": hook, "toy_heavy": heavy})
     text = REST + "regularizer: tv\nhypergradient: adjointless\nsampler: full\nupper_optimizer: maid\n"
     (found,) = refused(text.removeprefix(REST), load_registry())

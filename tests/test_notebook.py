@@ -65,11 +65,11 @@ def test_progress(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert "step 0: validation PSNR" in said and "step 2: validation PSNR" in said
     run(recipe)
     assert capfd.readouterr().err == ""
-    from bltoolbox.cli.display.progress import Log, Progress
+    from bltoolbox.reports.progress import Log, Progress
 
     for jupyter, widgets, expected in ((True, True, Progress), (True, False, Log), (False, True, Log)):
         monkeypatch.setattr("rich.console._is_jupyter", lambda there=jupyter: there)
         monkeypatch.setattr("importlib.util.find_spec", lambda name, there=widgets: there or None)
-        monkeypatch.setattr("bltoolbox.cli.display.progress.Bar.start", lambda self: None)
+        monkeypatch.setattr("bltoolbox.reports.progress.Bar.start", lambda self: None)
         with progress(True) as shown:
             assert [type(one) for one in shown] == [expected]

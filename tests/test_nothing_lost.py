@@ -14,6 +14,7 @@ from helpers import initial
 
 from blt_builtins.regularizers.foe import FieldOfExperts, Planes
 from bltoolbox import load_recipe, resume, run
+from bltoolbox.bilevel.device import pick_device
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.distributed.launch import Place
 from bltoolbox.errors import MissingError
@@ -21,7 +22,6 @@ from bltoolbox.runs import files
 from bltoolbox.runs.layout import Manifest
 from bltoolbox.runs.locks import locked
 from bltoolbox.training import run_dir
-from bltoolbox.training.assemble import pick_device
 from bltoolbox.training.checkpoint import read_checked
 
 TINY = [

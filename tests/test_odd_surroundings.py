@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load
 
 from bltoolbox import resume, run
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.cli import main
 from bltoolbox.cli.processes import next_command
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
@@ -25,7 +26,6 @@ from bltoolbox.distributed.launch import may_restart, rank_timeout
 from bltoolbox.errors import BltError, UsageError, explain
 from bltoolbox.restoration.model import encode
 from bltoolbox.runs import files
-from bltoolbox.training.listeners import Listener
 
 BLT = [sys.executable, "-m", "bltoolbox"]
 DIGITS = "9" * 5000

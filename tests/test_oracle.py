@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import REGULARIZERS, SOLVERS, initial, kept, lower_level, oracle_for, relative_error, small_foe
+from helpers import (
+    REGULARIZERS,
+    SOLVERS,
+    initial,
+    kept,
+    lower_level,
+    measured,
+    oracle_for,
+    relative_error,
+    small_foe,
+)
 from torch import Tensor
 
 from blt_builtins.operators.blur import Blur
 from bltoolbox.bilevel.bounds import RITZ_STEPS
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import join
-from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.bilevel.warm_starts import Store
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.variational import join
 from bltoolbox.testing import Gain, Images, Tikhonov, full_batch, smooth_images
 
 
@@ -29,10 +39,17 @@ def foe_oracle(**options: object) -> tuple[BilevelOracle, dict[str, Tensor]]:
 @pytest.mark.parametrize("prior", REGULARIZERS)
 def test_bounds_of_a_value_contain_the_true_f(prior: str, solver: str) -> None:
     theta, weights = join(regularizer=initial(REGULARIZERS[prior]())), (0.4, 1.7, 0.9)
-    exact = oracle_for(REGULARIZERS[prior](), solver).on(Batch(range(3), weights)).value(theta, 1e-12).value
+    exact = (
+        oracle_for(REGULARIZERS[prior](), solver)
+        .on(Batch(range(3), weights))
+        .value(theta, Accuracy(1e-12))
+        .value
+    )
     widths = []
     for tol in (3.0, 1.0, 0.1, 1e-3):
-        value = oracle_for(REGULARIZERS[prior](), solver).on(Batch(range(3), weights)).value(theta, tol)
+        value = (
+            oracle_for(REGULARIZERS[prior](), solver).on(Batch(range(3), weights)).value(theta, Accuracy(tol))
+        )
         assert 0 <= value.lower <= exact <= value.upper
         assert value.lower <= value.value <= value.upper
         assert value.certified and not value.short
@@ -43,10 +60,12 @@ def test_bounds_of_a_value_contain_the_true_f(prior: str, solver: str) -> None:
 def test_value_is_the_weighted_mean_over_all_samples_whatever_the_batch() -> None:
     """f_v = 1/m Σ v_i f_i: no hidden division by the size of the batch or of a chunk."""
     oracle, theta = foe_oracle(count=4)
-    each = [oracle.on(Batch([i], [4.0])).value(theta, 1e-10).value for i in range(4)]
-    pair = oracle.on(Batch([3, 1], [2.0, 0.5])).value(theta, 1e-10).value
+    each = [oracle.on(Batch([i], [4.0])).value(theta, Accuracy(1e-10)).value for i in range(4)]
+    pair = oracle.on(Batch([3, 1], [2.0, 0.5])).value(theta, Accuracy(1e-10)).value
     assert pair == pytest.approx((2.0 * each[3] + 0.5 * each[1]) / 4, rel=1e-9)
-    assert oracle.on(full_batch(oracle)).value(theta, 1e-10).value == pytest.approx(sum(each) / 4, rel=1e-9)
+    assert oracle.on(full_batch(oracle)).value(theta, Accuracy(1e-10)).value == pytest.approx(
+        sum(each) / 4, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -54,8 +73,8 @@ def test_chunks_change_neither_value_nor_cost_nor_warm_starts(solver: str) -> No
     results = []
     for chunk in (1, 2, 5, 32):
         oracle, theta = foe_oracle(count=5, solver=solver, chunk=chunk)
-        value = oracle.on(full_batch(oracle)).value(theta, 1e-3)
-        result = oracle.on(full_batch(oracle)).hypergradient(theta, 1e-3, 1e-3)
+        value = oracle.on(full_batch(oracle)).value(theta, Accuracy(1e-3))
+        result = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-3), Accuracy(1e-3))
         results.append((value, result, oracle.cost.computations, kept(oracle.solutions, range(5))))
     for value, result, computations, x in results[1:]:
         first = results[0]
@@ -69,21 +88,21 @@ def test_chunks_change_neither_value_nor_cost_nor_warm_starts(solver: str) -> No
 def test_a_sample_s_solution_does_not_depend_on_its_batch() -> None:
     alone, theta = foe_oracle(count=5)
     together, _ = foe_oracle(count=5)
-    together.on(Batch([4, 2, 0], [1.0] * 3)).hypergradient(theta, 1e-4, 1e-4)
+    together.on(Batch([4, 2, 0], [1.0] * 3)).hypergradient(theta, Accuracy(1e-4), Accuracy(1e-4))
     for i in (0, 2, 4):
-        alone.on(Batch([i], [1.0])).hypergradient(theta, 1e-4, 1e-4)
-    for store in ("solutions", "adjoints"):
-        a, b = (kept(getattr(o, store), [0, 2, 4]) for o in (alone, together))
+        alone.on(Batch([i], [1.0])).hypergradient(theta, Accuracy(1e-4), Accuracy(1e-4))
+    for store in ("solutions", "memory.adjoint"):
+        a, b = (kept(o.stores[store], [0, 2, 4]) for o in (alone, together))
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
 def test_solutions_are_as_accurate_as_asked() -> None:
     loose, theta = foe_oracle()
     tight, _ = foe_oracle()
-    tight.on(full_batch(tight)).hypergradient(theta, 1e-12, 1e-12)
+    tight.on(full_batch(tight)).hypergradient(theta, Accuracy(1e-12), Accuracy(1e-12))
     exact = kept(tight.solutions, range(3))
     for tol in (1.0, 1e-2, 1e-5):
-        loose.on(full_batch(loose)).hypergradient(theta, tol, tol)
+        loose.on(full_batch(loose)).hypergradient(theta, Accuracy(tol), Accuracy(tol))
         found = kept(loose.solutions, range(3))
         assert (norm(found - exact) <= tol).all()
 
@@ -91,10 +110,10 @@ def test_solutions_are_as_accurate_as_asked() -> None:
 class TestLedger:
     def test_counts_what_the_solver_reports(self) -> None:
         oracle, theta = foe_oracle(solver="agd")
-        _, y = oracle.samples.batch(range(3))
+        _, y = measured(oracle)
         lower = lower_level(small_foe(), y)
         expected = solve(SOLVERS["agd"](), lower, lower.start(), 1e-4).iterations
-        value = oracle.on(full_batch(oracle)).value(theta, 1e-4)
+        value = oracle.on(full_batch(oracle)).value(theta, Accuracy(1e-4))
         spent = int(expected.sum())
         cost = oracle.cost
         assert cost.lower_iterations == cost.computations == cost.line_search == spent
@@ -104,27 +123,27 @@ class TestLedger:
 
     def test_counts_the_linear_solver_and_nothing_twice(self) -> None:
         oracle, theta = foe_oracle()
-        first = oracle.on(full_batch(oracle)).hypergradient(theta, 1e-4, 1e-4)
+        first = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-4), Accuracy(1e-4))
         cost = oracle.cost
         assert cost.linear_iterations == round(3 * first.iterations) > 0
         assert cost.lower_iterations == round(3 * first.value.iterations) > 0
         assert cost.computations == cost.lower_iterations + cost.linear_iterations <= cost.slowest
         assert (cost.hypergradients, cost.values, cost.line_search, cost.power_iterations) == (1, 0, 0, 0)
-        oracle.on(full_batch(oracle)).hypergradient(theta, 1e-4, 1e-4)  # warm: free
+        oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-4), Accuracy(1e-4))  # warm: free
         assert oracle.cost.computations == cost.computations and oracle.cost.hypergradients == 2
 
     def test_power_iterations_are_counted_apart(self) -> None:
         """Where no strong convexity is known, the bound asks Lanczos for it."""
         theta = join(regularizer=initial(small_foe()))
         with_bound, plain = (oracle_for(small_foe(), operator=Blur(size=3, sigma=1)) for _ in range(2))
-        with_bound.on(full_batch(with_bound)).hypergradient(theta, 1e-4, 1e-4, bound=True)
-        plain.on(full_batch(plain)).hypergradient(theta, 1e-4, 1e-4)
+        with_bound.on(full_batch(with_bound)).hypergradient(theta, Accuracy(1e-4), Accuracy(1e-4), bound=True)
+        plain.on(full_batch(plain)).hypergradient(theta, Accuracy(1e-4), Accuracy(1e-4))
         assert with_bound.cost.power_iterations == RITZ_STEPS * 3 and plain.cost.power_iterations == 0
         assert with_bound.cost.computations == plain.cost.computations
 
     def test_an_empty_batch_costs_nothing_and_is_zero(self) -> None:
         oracle, theta = foe_oracle()
-        result = oracle.on(Batch([], [])).hypergradient(theta, 1e-4, 1e-4)
+        result = oracle.on(Batch([], [])).hypergradient(theta, Accuracy(1e-4), Accuracy(1e-4))
         assert oracle.cost.computations == 0
         assert result.value.value == 0
         assert all(not part.any() for part in result.gradient.values())
@@ -134,23 +153,25 @@ class TestWarmStarts:
     def test_a_value_s_solutions_become_warm_starts_only_when_accepted(self) -> None:
         oracle, theta = foe_oracle()
         batch = oracle.on(full_batch(oracle))
-        batch.hypergradient(theta, 1e-6, 1e-6)
+        batch.hypergradient(theta, Accuracy(1e-6), Accuracy(1e-6))
         before = kept(oracle.solutions, range(3))
-        trial = batch.value({name: value + 0.1 for name, value in theta.items()}, 1e-6)
+        trial = batch.value({name: value + 0.1 for name, value in theta.items()}, Accuracy(1e-6))
         assert torch.equal(kept(oracle.solutions, range(3)), before)
         batch.accept(trial)
         after = kept(oracle.solutions, range(3))
         assert not torch.equal(after, before)
-        assert batch.value({name: value + 0.1 for name, value in theta.items()}, 1e-6).iterations == 0
+        assert (
+            batch.value({name: value + 0.1 for name, value in theta.items()}, Accuracy(1e-6)).iterations == 0
+        )
 
     def test_a_failed_call_leaves_no_trace_but_its_cost(self) -> None:
         oracle, theta = foe_oracle()
         batch = oracle.on(full_batch(oracle))
-        batch.hypergradient(theta, 1e-6, 1e-6)
+        batch.hypergradient(theta, Accuracy(1e-6), Accuracy(1e-6))
         before, cost = kept(oracle.solutions, range(3)), oracle.cost
         broken = dict(theta) | {"regularizer.log_scale": torch.full((1,), float("nan"), dtype=torch.float64)}
         with pytest.raises(NumericalError, match="samples 0, 1, 2"):
-            batch.hypergradient(broken, 1e-6, 1e-6)
+            batch.hypergradient(broken, Accuracy(1e-6), Accuracy(1e-6))
         assert torch.equal(kept(oracle.solutions, range(3)), before)
         assert oracle.cost.gradients > cost.gradients
 
@@ -177,8 +198,9 @@ def samples(**options: object) -> Samples:
 
 class TestNoise:
     def noise(self, positions: list[int], **options: object) -> Tensor:
-        x_true, y = samples(**options).batch(positions)
-        return (y - x_true).double()
+        sample = samples(**options).batch(positions)
+        assert sample.truth is not None
+        return (sample.y - sample.truth).double()
 
     def test_a_sample_has_the_same_noise_in_any_order_and_batch(self) -> None:
         whole = self.noise([0, 1, 2, 3, 4])
@@ -206,18 +228,21 @@ class TestNoise:
 
     def test_it_is_not_clipped_and_does_not_touch_the_global_generator(self) -> None:
         state = torch.random.get_rng_state()
-        _, y = samples(noise=1.0).batch([0, 1])
+        y = samples(noise=1.0).batch([0, 1]).y
         assert y.min() < 0 and y.max() > 1
         assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_gray_is_the_luma_of_the_colours_and_keeps_gray_images() -> None:
-    x_true, y = samples(color="gray").batch([0, 1])
+    sample = samples(color="gray").batch([0, 1])
+    x_true, y = sample.truth, sample.y
+    assert x_true is not None
     r, g, b = smooth_images(2).double().unbind(1)
     torch.testing.assert_close(x_true[:, 0], 0.299 * r + 0.587 * g + 0.114 * b, rtol=1e-6, atol=0)
     assert x_true.shape == y.shape == (2, 1, 12, 14) and samples(color="gray").shape == (1, 12, 14)
     gray = Samples(Images(smooth_images(2, (1, 8, 8))), Gain(), noise=0.0, color="gray")
-    assert torch.equal(gray.batch([0])[0], smooth_images(1, (1, 8, 8)))
+    truth = gray.batch([0]).truth
+    assert truth is not None and torch.equal(truth, smooth_images(1, (1, 8, 8)))
 
 
 def test_bad_data_is_an_error_that_names_the_samples() -> None:
@@ -229,4 +254,4 @@ def test_bad_data_is_an_error_that_names_the_samples() -> None:
     )
     oracle.samples.data = Images(images)
     with pytest.raises(NumericalError, match="samples 2: a NaN or Inf"):
-        oracle.on(full_batch(oracle)).hypergradient(theta, 1e-6, 1e-6)
+        oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-6), Accuracy(1e-6))

@@ -20,9 +20,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 TWO_KINDS = '''
 """Two components in one file."""
-from bltoolbox.config.hooks import Component, hookimpl
-from bltoolbox.bilevel.roles import Regularizer, Sampler
-from bltoolbox.bilevel.records import Batch
+from bltoolbox.plugin import Batch, Component, Regularizer, Sampler, hookimpl
 
 class Ridge(Regularizer):
     """R = (w/2)|x|^2.
@@ -32,7 +30,7 @@ class Ridge(Regularizer):
     """
     def __init__(self, weight: float = 0.1) -> None:
         self.weight = weight
-    def init_params(self, channels, generator):
+    def init_params(self, shape, generator):
         import torch
         return {"log_weight": torch.full((1,), self.weight, dtype=torch.float64).log()}
     def energy(self, theta, x):

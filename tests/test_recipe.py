@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bltoolbox.config.block import Block
 from bltoolbox.config.reading import RECIPE
 from bltoolbox.config.recipe import (
-    Block,
     Budget,
     Recipe,
     Validation,

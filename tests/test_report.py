@@ -22,13 +22,13 @@ from blt_builtins.regularizers.crr import ConvexRidge
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox import load_recipe, run
-from bltoolbox.bilevel.roles import Regularizer
 from bltoolbox.cli import main
 from bltoolbox.reports.html.build import REPORT_FILE, write_report
 from bltoolbox.reports.html.curves import POINTS, curves
 from bltoolbox.reports.html.facts import duration, gather
 from bltoolbox.reports.html.pictures import encode_png, read_scenes
 from bltoolbox.restoration.model import read_theta
+from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.runs.history import RunHistory
 
 Result = subprocess.CompletedProcess[str]

@@ -13,8 +13,8 @@ from blt_builtins.regularizers.crr import ConvexRidge
 from blt_builtins.regularizers.icnn import InputConvexNetwork
 from blt_builtins.regularizers.tikhonov import Tikhonov
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.roles import Regularizer
 from bltoolbox.restoration.rescaled import Rescaled
+from bltoolbox.restoration.roles import Regularizer
 
 SCALES = (0.3, 2.5)
 REGULARIZERS: dict[str, Callable[[], Regularizer]] = {

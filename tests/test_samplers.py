@@ -18,7 +18,7 @@ from blt_builtins.samplers.full import Full
 from blt_builtins.samplers.independent import Independent
 from blt_builtins.samplers.nice import Nice
 from blt_builtins.upper_optimizers.isgd import ISGD
-from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.bilevel.roles import Sampler
 from bltoolbox.testing import Tikhonov, make_oracle, smooth_images
 
@@ -184,10 +184,14 @@ def test_an_empty_draw_is_a_zero_step() -> None:
 def test_sampled_hypergradients_average_to_the_full_one() -> None:
     oracle = make_oracle(smooth_images(4), Tikhonov(), AGD(), CGIFT(), noise=0.3)
     theta = {"regularizer.log_weight": torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)}
-    full = oracle.on(Batch(range(4), [1.0] * 4)).hypergradient(theta, 1e-10, 1e-10).gradient
+    full = (
+        oracle.on(Batch(range(4), [1.0] * 4)).hypergradient(theta, Accuracy(1e-10), Accuracy(1e-10)).gradient
+    )
     pairs = [Batch([i, j], [2.0, 2.0]) for i in range(4) for j in range(i)]  # all subsets that nice may draw
     mean = sum(
-        oracle.on(pair).hypergradient(theta, 1e-10, 1e-10).gradient["regularizer.log_weight"]
+        oracle.on(pair)
+        .hypergradient(theta, Accuracy(1e-10), Accuracy(1e-10))
+        .gradient["regularizer.log_weight"]
         for pair in pairs
     ) / len(pairs)
     torch.testing.assert_close(mean, full["regularizer.log_weight"], rtol=1e-8, atol=1e-10)

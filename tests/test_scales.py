@@ -10,12 +10,12 @@ import pytest
 import torch
 from commands import caller
 
-from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import NumericalError
+from bltoolbox.restoration.results import RunResult
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.experiment import run
-from bltoolbox.training.listeners import RunResult
 
 torch.set_num_threads(1)
 
@@ -49,7 +49,7 @@ def trained(method: str, regularizer: Any, steps: int, **changes: Any) -> RunRes
 def full_loss(result: RunResult, theta: dict[str, torch.Tensor]) -> float:
     experiment = assemble(result.model.recipe)
     ids = range(len(experiment.train))
-    return experiment.oracle.on(Batch(ids, [1.0] * len(ids))).value(theta, 1e-2).value
+    return experiment.oracle.on(Batch(ids, [1.0] * len(ids))).value(theta, Accuracy(1e-2)).value
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.config.block import Block
 from bltoolbox.config.cache import cache_folder, cached_signature
 from bltoolbox.config.describe import Undescribable, construct, describe
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.signatures import Signature
-from bltoolbox.config.validation import Block, Checker
+from bltoolbox.config.validation import Checker
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ def test_construct_makes_settings_and_components() -> None:
     assert made["decay"] == Decay(2.0)
     assert made["maybe"] is None
     assert made["inner"] == "built agd"
-    built = Block("lower_solver", "agd", {}).build(load_registry())
+    built = load_registry().build(Block("lower_solver", "agd", {}))
     assert isinstance(built, LowerSolver)
 
 
@@ -308,7 +309,7 @@ class Toy(Base):
     def next(self, state): raise NotImplementedError
 """
 
-BASE = "from bltoolbox.bilevel.roles import Sampler\nclass Base(Sampler): ...\n"
+BASE = "from bltoolbox.plugin import Sampler\nclass Base(Sampler): ...\n"
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from blt_builtins.lower_solvers.mm import MemoryGradient
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.records import Status
-from bltoolbox.bilevel.roles import LowerSolver, Regularizer, Theta
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Status, Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import norm
+from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.testing import Gain, Tikhonov
 
 
@@ -53,7 +54,7 @@ every_path = pytest.mark.parametrize("path", PATHS)
 every_prior = pytest.mark.parametrize("prior", PRIORS)
 
 
-def make(path: str, prior: str, y: Tensor, **options: object) -> tuple[LowerSolver, LowerLevel]:
+def make(path: str, prior: str, y: Tensor, **options: object) -> tuple[LowerSolver, Lower]:
     solver, present, operator = PATHS[path]
     return solver(), lower_level(present(PRIORS[prior]()), y, operator(), **options)
 
@@ -111,7 +112,7 @@ def test_solution_of_a_quadratic_is_the_closed_form(path: str, ridge: float) -> 
     curvature = lower.gradient(torch.ones_like(y)) + y  # (1 + e^θ d + ridge) · 1
     torch.testing.assert_close(found, y / curvature, rtol=0, atol=1e-10)
     if not ridge:
-        exact = lower.regularizer.solution(lower.at.regularizer_theta, y)  # type: ignore[attr-defined]
+        exact = lower.problem.regularizer.solution(lower.at.prepared["regularizer"], y)  # type: ignore[attr-defined]
         torch.testing.assert_close(found, exact, rtol=0, atol=1e-10)
 
 
@@ -149,7 +150,7 @@ def test_iterations_grow_like_the_root_of_the_condition(path: str) -> None:
 @pytest.mark.parametrize("prior", ["foe", "tv", "quadratic"])
 def test_mm_never_increases_the_energy(prior: str) -> None:
     solver, lower = make("mm", prior, noisy(3, noise=0.3))
-    state = solver.init(lower, torch.zeros_like(lower.y))
+    state = solver.init(lower, torch.zeros_like(lower.y), {})
     energy = lower.energy(state.x)
     for _ in range(60):
         state = solver.step(lower, state)
@@ -161,7 +162,7 @@ def test_mm_never_increases_the_energy(prior: str) -> None:
 @pytest.mark.parametrize("prior", ["foe", "tv"])
 @pytest.mark.parametrize(("constraint", "low", "high"), [("box", 0.0, 1.0), ("nonnegative", 0.0, None)])
 class TestConstraints:
-    def solved(self, path: str, prior: str, constraint: str) -> tuple[LowerLevel, Tensor]:
+    def solved(self, path: str, prior: str, constraint: str) -> tuple[Lower, Tensor]:
         solver, lower = make(path, prior, noisy(3, noise=0.6), constraint=constraint)
         solution = solve(solver, lower, lower.start(), 1e-10, limit=20_000)
         assert set(solution.status) == {Status.CONVERGED}
@@ -184,7 +185,7 @@ class TestConstraints:
     ) -> None:
         lower, x = self.solved(path, prior, constraint)
         _, reference = make("agd", prior, lower.y)
-        assert reference.lipschitz is not None
+        assert reference.bounded
         point = torch.zeros_like(x)
         for _ in range(5000):
             previous = point
@@ -212,7 +213,7 @@ def counted(base: type[Regularizer], *methods: str) -> tuple[type[Regularizer], 
 
 @pytest.mark.parametrize("base", [FieldOfExperts, TotalVariation])
 class TestFinishedSamplesStopCosting:
-    def lower(self, base: type[Regularizer], *methods: str) -> tuple[LowerLevel, dict[str, int]]:
+    def lower(self, base: type[Regularizer], *methods: str) -> tuple[Lower, dict[str, int]]:
         regularizer, counts = counted(base, *methods)
         y = noisy(5) * torch.tensor([1.0, 1e-3, 5.0, 0.1, 1e-6], dtype=torch.float64).view(-1, 1, 1, 1)
         prior = regularizer(nu=0.05, weight=0.05, **({} if base is TotalVariation else {"filters": 2}))
@@ -228,7 +229,7 @@ class TestFinishedSamplesStopCosting:
         self, base: type[Regularizer]
     ) -> None:
         lower, counts = self.lower(base, "analyse", "synthesise", "gradient")
-        base.gradient(lower.regularizer, lower.at.regularizer_theta, lower.y[:1])
+        base.gradient(lower.problem.regularizer, lower.at.prepared["regularizer"], lower.y[:1])
         own = dict(counts)  # what a gradient costs: TV's uses the same two methods
         counts.update(dict.fromkeys(counts, 0))
         solution = solve(MemoryGradient(), lower, torch.zeros_like(lower.y), 1e-6, limit=5000)

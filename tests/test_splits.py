@@ -18,9 +18,9 @@ from torch import Tensor
 
 from blt_builtins.data.array import Array
 from bltoolbox import run
-from bltoolbox.bilevel.roles import Data
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import RecipeError
+from bltoolbox.restoration.roles import Data
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.splits import hold_out, shared
 
@@ -205,8 +205,8 @@ class TestOverlap:
         self, tmp_path: Path, install: Callable[..., Path]
     ) -> None:
         source = (
-            "import torch\nfrom bltoolbox.config.hooks import Component, hookimpl\nfrom bltoolbox.bilevel.roles import Data\n"
-            "BLT_API = 1\nclass Zeros(Data):\n    def __len__(self): return 3\n"
+            "import torch\nfrom bltoolbox.plugin import Component, Data, hookimpl\n"
+            "BLT_API = 2\nclass Zeros(Data):\n    def __len__(self): return 3\n"
             "    def clean(self, ids): return torch.zeros(len(ids), 3, 8, 8)\n"
             "@hookimpl\ndef blt_components(): return [Component('data', 'zeros', 'zeros_plugin:Zeros', 'Zeros.')]\n"
         )

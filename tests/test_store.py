@@ -133,11 +133,12 @@ import torch
 from blt_builtins.hypergradients.neumann import Neumann
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.lower_solvers.gd import GradientDescent
-from bltoolbox.bilevel.roles import Data
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import Problem, join
-from bltoolbox.bilevel.records import Batch
+from bltoolbox.bilevel.records import Accuracy, Batch
+from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.variational import VariationalTasks, join
+from bltoolbox.testing import variational
 from blt_builtins.operators.identity import Identity
 
 torch.set_num_threads(1)
@@ -160,14 +161,15 @@ def anonymous():
 def work(m):
     foe = FieldOfExperts(filters=1, kernel_size=2, weight=1e-3)
     samples = Samples(Endless(m), Identity(), noise=0.1, seed=0)
-    oracle = BilevelOracle(Problem(Identity(), foe), samples, GradientDescent(), Neumann(terms=1), chunk=8,
-                           bound="none")
-    theta = {k: v.float() for k, v in join(regularizer=foe.init_params(3, torch.Generator())).items()}
+    problem = variational(Identity(), foe)
+    tasks = VariationalTasks(problem, samples)
+    oracle = BilevelOracle(problem, tasks, GradientDescent(), Neumann(terms=1), chunk=8, bound="none")
+    theta = {k: v.float() for k, v in join(regularizer=foe.init_params(samples.shape, torch.Generator())).items()}
     asked = oracle.on(Batch(range(m), [1.0] * m))
-    y = samples.batch(range(1))[1]
-    tol = 0.5 * float(oracle.problem.at(theta, samples.shape).on(y).residual(y))  # one step of 1/L meets it
-    asked.hypergradient(theta, tol, 1e9)
-    asked.accept(asked.value(theta, tol))
+    y = samples.batch(range(1)).y
+    tol = 0.5 * float(problem.at(theta, samples.shape).on(y).residual(y))  # one step of 1/L meets it
+    asked.hypergradient(theta, Accuracy(tol), Accuracy(1e9))
+    asked.accept(asked.value(theta, Accuracy(tol)))
     return oracle, anonymous()
 
 few = work(64)[1]

@@ -19,10 +19,12 @@ from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.gd import GradientDescent
 from blt_builtins.operators.blur import Blur
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import Problem, join
-from bltoolbox.bilevel.roles import LowerSolver, Operator, Regularizer, Theta
+from bltoolbox.bilevel.records import Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
+from bltoolbox.restoration.roles import Operator, Regularizer
+from bltoolbox.restoration.variational import Variational, join
 from bltoolbox.testing import Gain, full_batch, make_oracle, smooth_images
 from bltoolbox.training.assemble import assemble
 
@@ -76,7 +78,7 @@ class SilentGain(Gain):
 
 def mu_of(operator: Operator, regularizer: Regularizer, ridge: float = 0.0) -> Tensor:
     theta = join(regularizer=regularizer.init_params(1, torch.Generator()))
-    problem = Problem(operator, regularizer, strong_convexity=ridge)
+    problem = Variational(operator, regularizer, strong_convexity=ridge)
     return problem.at(theta, SHAPE).on(noisy(2, SHAPE)).mu
 
 
@@ -134,7 +136,7 @@ def test_a_known_weak_convexity_certifies_what_a_ridge_makes_up_for() -> None:
 @pytest.mark.parametrize("regularizer", [Waves(), KnownWaves()])
 def test_solvers_do_without_mu(solver: LowerSolver, regularizer: Regularizer) -> None:
     theta = join(regularizer=regularizer.init_params(1, torch.Generator()))
-    lower = Problem(Gain(), regularizer).at(theta, SHAPE).on(noisy(4, SHAPE))
+    lower = Variational(Gain(), regularizer).at(theta, SHAPE).on(noisy(4, SHAPE))
     found = solve(solver, lower, lower.start(), 1e-8, limit=5000)
     assert float(lower.residual(found.x).max()) <= 1e-8
     assert bool((lower.energy(found.x) <= lower.energy(lower.start())).all())
@@ -146,7 +148,7 @@ def test_an_infinite_lipschitz_constant_is_no_constant() -> None:
             return math.inf
 
     theta = join(regularizer=Convex().init_params(1, torch.Generator()))
-    lower = Problem(Gain(), Unbounded()).at(theta, SHAPE).on(noisy(2, SHAPE))
+    lower = Variational(Gain(), Unbounded()).at(theta, SHAPE).on(noisy(2, SHAPE))
     assert lower.lipschitz is None
     found = solve(AGD(), lower, lower.start(), 1e-8)
     torch.testing.assert_close(found.x, lower.y / 2, rtol=0, atol=1e-7)

@@ -15,6 +15,7 @@ from helpers import (
     flat,
     initial,
     kept,
+    measured,
     oracle_for,
     relative_error,
     small_foe,
@@ -26,11 +27,11 @@ from blt_builtins.samplers.epoch import Epoch
 from blt_builtins.upper_optimizers.isgd import ISGD
 from blt_builtins.upper_optimizers.maid import MAID
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import join
-from bltoolbox.bilevel.records import Cost, HypergradientResult, Step, Value
-from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
+from bltoolbox.bilevel.records import Accuracy, Cost, HypergradientResult, Step, Theta, Value
+from bltoolbox.bilevel.roles import Oracle, UpperOptimizer
 from bltoolbox.bilevel.tensors import norm, theta_norm
 from bltoolbox.errors import BudgetExhausted
+from bltoolbox.restoration.variational import join
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 
 NAME = "regularizer.log_weight"
@@ -43,7 +44,7 @@ def quadratic(
     oracle = make_oracle(
         smooth_images(count), prior := Tikhonov(), SOLVERS["mm"](), CGIFT(), noise=0.4, dtype=dtype
     )
-    x_true, y = oracle.samples.batch(range(count))
+    x_true, y = measured(oracle)
     best = prior.minimiser(y.double(), x_true.double())["log_weight"]
     return oracle, {NAME: torch.tensor([1.5, -3.0, 0.0], dtype=dtype)}, best
 
@@ -60,9 +61,9 @@ def run(optimizer: UpperOptimizer, oracle: BilevelOracle, theta: Theta, steps: i
 def true_value(oracle: BilevelOracle, theta: Theta) -> float:
     """f(θ) to 1e-10, by a solve that shares nothing with the oracle under test."""
     fresh = BilevelOracle(
-        oracle.problem, oracle.samples, SOLVERS["mm"](), oracle.hypergradient, iteration_limit=50_000
+        oracle.problem, oracle.tasks, SOLVERS["mm"](), oracle.hypergradient, iteration_limit=50_000
     )
-    return fresh.on(full_batch(fresh)).value(theta, 1e-11).value
+    return fresh.on(full_batch(fresh)).value(theta, Accuracy(1e-11)).value
 
 
 @dataclass
@@ -78,15 +79,15 @@ class Parabola:
         f = 0.5 * float((self.curvature * theta["t"].square()).sum())
         return Value(f, f, f, True, 0.0, 0.0, trial=theta["t"])
 
-    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
-        self.asked.append((tol,))
+    def value(self, theta: Theta, effort: Accuracy, *, bound: bool = False) -> Value:
+        self.asked.append((effort.tol,))
         self.tried.append(theta["t"])
         return self._value(theta)
 
     def hypergradient(
-        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+        self, theta: Theta, effort: Accuracy, adjoint: Accuracy, *, bound: bool = False
     ) -> HypergradientResult:
-        self.asked.append((tol, adjoint_tol))
+        self.asked.append((effort.tol, adjoint.tol))
         gradient = {"t": self.curvature * theta["t"]}
         return HypergradientResult(gradient, self._value(theta), 0.0, 0.0, 0.0 if bound else None)
 
@@ -214,12 +215,12 @@ class TestMAID:
         assert int(step.metrics["trials"]) > 1
         assert true_value(oracle, step.theta) < true_value(oracle, theta)
         too_far = dict(theta) | {"regularizer.log_scale": theta["regularizer.log_scale"] + 1e9}
-        assert batch.value(too_far, 1e-2).upper == math.inf
+        assert batch.value(too_far, Accuracy(1e-2)).upper == math.inf
 
     def test_a_tolerance_above_the_right_hand_side_is_not_taken_for_convergence(self) -> None:
         oracle = oracle_for(small_foe(), noise=0.1)
         theta = join(regularizer=initial(oracle.problem.regularizer))
-        result = oracle.on(full_batch(oracle)).hypergradient(theta, 1e3, 1e3, bound=True)
+        result = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e3), Accuracy(1e3), bound=True)
         assert flat(result.gradient).norm() == 0, "the adjoint is meant to be zero"
         assert result.bound is not None and result.bound > 0
         step = run(MAID(step=0.1, tol=1e3), oracle, theta, 1)[-1]
@@ -232,7 +233,7 @@ class TestMAID:
         step = optimizer.step(theta, oracle.on(full_batch(oracle)), optimizer.init(theta))
         assert int(step.metrics["trials"]) > 1
         reference = oracle_for(small_foe(), noise=0.1)
-        reference.on(full_batch(reference)).hypergradient(step.theta, 1e-11, 1e-11)
+        reference.on(full_batch(reference)).hypergradient(step.theta, Accuracy(1e-11), Accuracy(1e-11))
         found, exact = (kept(o.solutions, range(3)) for o in (oracle, reference))
         assert (norm(found - exact) <= float(step.metrics["tol"])).all()
 

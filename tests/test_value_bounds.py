@@ -15,9 +15,9 @@ from blt_builtins.upper_optimizers.hoag import HOAG
 from blt_builtins.upper_optimizers.maid import MAID
 from bltoolbox.bilevel.bounds import RITZ_STEPS
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import join
 from bltoolbox.bilevel.records import Step
 from bltoolbox.bilevel.roles import HypergradientEstimator, UpperOptimizer
+from bltoolbox.restoration.variational import join
 from bltoolbox.testing import full_batch, make_oracle, smooth_images
 
 PRIOR = TotalVariation(weight=0.002, nu=0.05)

@@ -19,12 +19,12 @@ from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.filters import FilterBank
 from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import Problem, join, split
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import load_recipe
 from bltoolbox.config.registry import load_registry
 from bltoolbox.restoration.model import Model
-from bltoolbox.testing import smooth_images
+from bltoolbox.restoration.variational import join, split
+from bltoolbox.testing import smooth_images, variational
 from bltoolbox.testing.recipe_check import check_recipe
 from bltoolbox.training.assemble import assemble
 
@@ -37,7 +37,7 @@ def make(
     """Far from its start: random filters, and every parameter of the potentials moved."""
     settings = {"filters": 4, "kernel_size": 3, "start": "random", "weight": 1.0, "flattening": 0.9} | options
     regularizer = WeaklyConvexExperts(boundary=boundary, **settings)  # type: ignore[arg-type]
-    theta = regularizer.init_params(1, keyed_generator("wc", seed))
+    theta = regularizer.init_params((1, 8, 8), keyed_generator("wc", seed))
     moved = {
         name: value + 0.3 * normal(*value.shape, seed=seed + k)
         for k, (name, value) in enumerate(theta.items())
@@ -207,7 +207,7 @@ def test_denoising_has_one_minimiser(boundary: str) -> None:
     """From the measurement, from black and from noise, by two methods: the same image."""
     regularizer, theta = make(boundary)
     images = smooth_images(2, SHAPE) + 0.1 * normal(2, *SHAPE)
-    lower = Problem(Identity(), regularizer).at(join(regularizer=theta), SHAPE).on(images)
+    lower = variational(Identity(), regularizer).at(join(regularizer=theta), SHAPE).on(images)
     starts = (images, torch.zeros_like(images), normal(2, *SHAPE, seed=9))
     found = [
         solve(solver, lower, start, 1e-9, limit=50_000).x
@@ -222,7 +222,7 @@ def test_accuracies_are_certified_where_the_border_allows_it() -> None:
     known = {}
     for boundary in ("periodic", "symmetric"):
         regularizer, theta = make(boundary)
-        known[boundary] = float(Problem(Identity(), regularizer).at(join(regularizer=theta), SHAPE).mu)
+        known[boundary] = float(variational(Identity(), regularizer).at(join(regularizer=theta), SHAPE).mu)
     assert known["periodic"] == pytest.approx(1 - 0.95)
     assert known["symmetric"] < 0, "more than 1 by the looser bound, so strong convexity is not known"
 

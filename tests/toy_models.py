@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bltoolbox.bilevel.problem import Problem, join
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.variational import Variational, join
 from bltoolbox.testing import smooth_images
 
 torch.set_num_threads(1)
@@ -31,20 +31,21 @@ def toy_model(**settings: Any) -> Model:
         | settings,
         registry=registry,
     )
-    problem = Problem(
-        recipe.operator.build(registry),
-        recipe.regularizer.build(registry),
+    problem = Variational(
+        registry.build(recipe.operator),
+        registry.build(recipe.regularizer),
+        registry.build(recipe.data_term),
+        registry.build(recipe.upper_loss),
         recipe.constraint,
         recipe.strong_convexity,
     )
-    channels = 1 if recipe.color == "gray" else 3
+    shape = (1 if recipe.color == "gray" else 3, 16, 16)
     theta = join(
-        regularizer=problem.regularizer.init_params(channels, keyed_generator("theta")),
-        operator=problem.operator.init_params(channels, keyed_generator("theta")),
+        **{role: part.init_params(shape, keyed_generator("theta")) for role, part in problem.parts.items()}
     )
     dtype = getattr(torch, recipe.dtype)
     theta = {name: value.to(dtype) for name, value in theta.items()}
-    return Model(problem, recipe.lower_solver.build(registry), theta, recipe)
+    return Model(problem, registry.build(recipe.lower_solver), theta, recipe)
 
 
 def clean_picture(height: int, width: int, channels: int = 3, seed: int = 0) -> NDArray[Any]:

@@ -21,7 +21,7 @@ Reference: Ehrhardt & Roberts, *Analyzing inexact hypergradients for bilevel lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,12 +29,21 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.linear import smallest_ritz
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.records import Constants, Estimate, Solution
+from bltoolbox.bilevel.problem import Lower, Upper
+from bltoolbox.bilevel.records import Constants, Estimate, Solution, Theta
 from bltoolbox.bilevel.tensors import norm
 
 #: Steps of Lanczos behind a Ritz value.
 RITZ_STEPS = 12
+
+
+def loss_lipschitz(upper: Upper, x: Tensor, start: Tensor) -> Tensor | float:
+    """L_g, or where it is unknown how much ∇g changed on the way from ``start`` to ``x``, per sample."""
+    if upper.lipschitz is not None:
+        return upper.lipschitz
+    travelled = norm(x - start)
+    change = norm(upper.gradient(x) - upper.gradient(start))
+    return torch.where(travelled > 0, change / torch.where(travelled > 0, travelled, 1.0), 0.0)
 
 
 BoundKind = Literal["estimated", "certified", "none"]
@@ -51,8 +60,8 @@ class BoundEstimate:
 
 @torch.no_grad()
 def estimate_bound(
-    lower: LowerLevel,
-    upper: UpperLoss,
+    lower: Lower,
+    upper: Upper,
     x: Tensor,
     start: Tensor,
     q: Tensor,
@@ -60,6 +69,7 @@ def estimate_bound(
     delta: Tensor,
     known: tuple[Tensor, Tensor],
     mu: Tensor,
+    project: Callable[[Theta], dict[str, Tensor]],
 ) -> BoundEstimate:
     """ω of each sample. ``residual`` is ‖∇h(x̃)‖, ``delta`` the adjoint residual; ``known`` holds the last L_H and L_B,
     which are kept where x̃ = x₀ says nothing; ``mu`` comes from ``estimate_mu``. Infinite where μ is not positive."""
@@ -71,24 +81,24 @@ def estimate_bound(
     safe = torch.where(moved, travelled, 1.0)
     change = norm(lower.linearize(start).hvp(q) - product)
     hessian_lipschitz = torch.where(moved, change / safe, known[0])
-    image = _mixed(lower, x, q)
-    change = norm(_mixed(lower, start, q) - image)
+    image = _mixed(lower, project, x, q)
+    change = norm(_mixed(lower, project, start, q) - image)
     mixed_lipschitz = torch.where(moved, change / safe, known[1])
 
     convex = mu > 0
     mu = torch.where(convex, mu, 1.0)  # where it is not, nothing below is used
     epsilon = residual / mu
     gains = [_gain(image, q)]
-    gains += [_gain(_mixed(lower, x, v), v) for v in (slope, slope - product, gradient)]
+    gains += [_gain(_mixed(lower, project, x, v), v) for v in (slope, slope - product, gradient)]
     mixed_norm = torch.stack(gains).amax(0)
     tau = size + delta / mu
     constants = Constants(hessian_lipschitz.nan_to_num(), mixed_lipschitz.nan_to_num(), mixed_norm)
-    omega = _omega(constants, mu, upper.lipschitz, epsilon, delta, tau)
+    omega = _omega(constants, mu, loss_lipschitz(upper, x, start), epsilon, delta, tau)
     return BoundEstimate(torch.where(convex, omega, torch.inf), hessian_lipschitz, mixed_lipschitz)
 
 
 @torch.no_grad()
-def estimate_mu(lower: LowerLevel, x: Tensor) -> Tensor:
+def estimate_mu(lower: Lower, x: Tensor) -> Tensor:
     """μ of each sample where it is known to be positive, else the smallest Ritz value at x: an estimate of it, and not
     positive where h is not convex. Costs ``RITZ_STEPS`` Hessian products per sample unless every μ is known."""
     if knows_mu(lower):
@@ -98,31 +108,34 @@ def estimate_mu(lower: LowerLevel, x: Tensor) -> Tensor:
     return torch.where(lower.mu > 0, lower.mu, smallest_ritz(hessian, start, RITZ_STEPS))
 
 
-def can_certify(lower: LowerLevel) -> bool:
-    """Whether everything is known that a certified bound needs."""
-    known = lower.regularizer.offers("constants") and knows_mu(lower)
-    return known and not lower.constrained and not lower.at.operator_theta
-
-
 @torch.no_grad()
 def certified_bound(
-    lower: LowerLevel, upper: UpperLoss, x: Tensor, q: Tensor, residual: Tensor, delta: Tensor
-) -> Tensor:
-    """ω of each sample, never exceeded by the true error (up to rounding: use float64)."""
+    lower: Lower, upper: Upper, x: Tensor, q: Tensor, residual: Tensor, delta: Tensor
+) -> Tensor | None:
+    """ω of each sample, never exceeded by the true error (up to rounding: use float64); None if it is unknown."""
+    if not knows_mu(lower) or upper.lipschitz is None:
+        return None
     epsilon = residual / lower.mu
-    constants = lower.regularizer.constants(lower.at.regularizer_theta, x, epsilon)
+    constants = lower.constants(x, epsilon)
+    if constants is None:
+        return None
     tau = norm(q) + delta / lower.mu
     return _omega(constants, lower.mu, upper.lipschitz, epsilon, delta, tau)
 
 
 def _omega(
-    constants: Constants, mu: Tensor, upper_lipschitz: float, epsilon: Tensor, delta: Tensor, tau: Tensor
+    constants: Constants,
+    mu: Tensor,
+    upper_lipschitz: Tensor | float,
+    epsilon: Tensor,
+    delta: Tensor,
+    tau: Tensor,
 ) -> Tensor:
     kappa = epsilon / mu * (upper_lipschitz + constants.hessian_lipschitz * tau)
     return constants.mixed_norm * (delta / mu + kappa) + constants.mixed_lipschitz * epsilon * (tau + kappa)
 
 
-def knows_mu(lower: LowerLevel) -> bool:
+def knows_mu(lower: Lower) -> bool:
     """Whether every sample is known to be strongly convex."""
     return bool((lower.mu > 0).all())
 
@@ -132,14 +145,13 @@ def _gain(image: Tensor, v: Tensor) -> Tensor:
     return norm(image) / norm(v).clamp_min(torch.finfo(v.dtype).tiny)
 
 
-def _mixed(lower: LowerLevel, x: Tensor, q: Tensor) -> Tensor:
+def _mixed(lower: Lower, project: Callable[[Theta], dict[str, Tensor]], x: Tensor, q: Tensor) -> Tensor:
     """Bᵀq, one row a sample, within what a linear constraint leaves free.
 
     z is projected before its norm is taken; without the same projection here the means of the kernels, which cannot
     move, would dominate ‖B‖.
     """
     parts = lower.mixed_each(x, q)
-    project = lower.at.problem.project_gradient
     rows = (project({name: part[i] for name, part in parts.items()}) for i in range(len(x)))
     return torch.stack([torch.cat([part.flatten() for part in row.values()]) for row in rows])
 
@@ -160,8 +172,8 @@ class Certificate:
 
     def add(
         self,
-        lower: LowerLevel,
-        upper: UpperLoss,
+        lower: Lower,
+        upper: Upper,
         solution: Solution,
         estimate: Estimate,
         estimated: Tensor | None,
@@ -170,12 +182,13 @@ class Certificate:
         known = lower.mu > 0
         self._certified_distance &= bool(known.all())
         self._distances.append(torch.where(known, solution.residual / lower.mu, solution.residual))
-        if self.bound == "certified" and estimate.adjoint is not None and can_certify(lower):
-            self._bounds.append(
-                certified_bound(
-                    lower, upper, solution.x, estimate.adjoint, solution.residual, estimate.residual
-                )
+        certified = None
+        if self.bound == "certified" and estimate.adjoint is not None:
+            certified = certified_bound(
+                lower, upper, solution.x, estimate.adjoint, solution.residual, estimate.residual
             )
+        if certified is not None:
+            self._bounds.append(certified)
         elif self.wants_estimate and estimated is not None:
             self._certified_bound = False
             self._bounds.append(estimated)

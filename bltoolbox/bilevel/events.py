@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bltoolbox.restoration.results import Check, RunResult
     from bltoolbox.training.experiment import Experiment
-    from bltoolbox.training.listeners import Check, RunResult
 
 
 class Listener:

@@ -7,14 +7,14 @@ recomputed from x before a sample is declared finished, and the solver starts ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.memory import keep_freed_memory
-from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Solution, Status
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached, ordinary, put, take
@@ -58,48 +58,52 @@ class _Progress:
         self.best = torch.where(improved, residual, self.best)
 
     def keep(self, index: Tensor) -> None:
-        part = take(self, index)
-        self.__dict__.update(part.__dict__)
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(self, entry.name)[index])
 
 
 def solve(
     solver: LowerSolver,
-    lower: LowerLevel,
+    lower: Lower,
     x0: Tensor,
     tol: Tensor | float,
     *,
     limit: int = 2000,
     check_every: int | None = None,
+    ending: Status = Status.LIMIT,
 ) -> Solution:
     """Run ``solver`` on each sample from ``x0`` until ``lower.residual(x) ≤ tol``.
 
     ``tol`` bounds the gradient norm; a distance ε asks for μ ε. Every ``check_every`` iterations (1 on CPU, 4 where a
-    look at the residual makes the host wait for a device) finished samples leave.
+    look at the residual makes the host wait for a device) finished samples leave. ``ending`` is the status of a sample
+    that has spent ``limit`` iterations: with ``Status.STEPS`` that many were asked for, and only NaN ends it earlier.
 
     Not differentiable: the solution is detached from ``x0``, y and θ. Works inside ``torch.inference_mode``.
     """
     with detached():
-        return _solve(solver, lower, ordinary(x0.detach()), tol, limit, check_every)
+        return _solve(solver, lower, ordinary(x0.detach()), tol, limit, check_every, ending)
 
 
 def _solve(
     solver: LowerSolver,
-    lower: LowerLevel,
+    lower: Lower,
     x0: Tensor,
     tol: Tensor | float,
     limit: int,
     check_every: int | None,
+    ending: Status,
 ) -> Solution:
     if x0.device.type == "cpu":
         keep_freed_memory()
     tol = torch.as_tensor(tol, dtype=x0.dtype, device=x0.device).expand(len(x0))
     every = check_every or (1 if x0.device.type == "cpu" else 4)
     out = _Output(x0, lower.mu)
-    state = solver.init(lower, x0)
+    state = solver.init(lower, x0, {})
     progress = _Progress.begin(state.residual, tol)
     for iteration in range(limit + 1):
         if iteration % every == 0 or iteration == limit:
-            verdict = _judge(lower, state.residual, progress, iteration, limit)
+            last = ending if iteration == limit else None
+            verdict = _judge(lower, state.residual, progress, iteration, last, ending is Status.STEPS)
             if not solver.exact_residual and bool((verdict != _RUNNING).any()):
                 state, verdict = _verify(solver, lower, state, progress, verdict, iteration == limit)
             if bool((verdict != _RUNNING).any()):
@@ -112,9 +116,13 @@ def _solve(
     return out.solution()
 
 
-def _judge(lower: LowerLevel, residual: Tensor, progress: _Progress, iteration: int, limit: int) -> Tensor:
-    """A status code a sample, later rules taking precedence."""
-    verdict = torch.full_like(progress.active, _CODE[Status.LIMIT] if iteration == limit else _RUNNING)
+def _judge(
+    lower: Lower, residual: Tensor, progress: _Progress, iteration: int, last: Status | None, counted: bool
+) -> Tensor:
+    """A status code per sample, later rules taking precedence; where steps are ``counted`` only NaN is judged."""
+    verdict = torch.full_like(progress.active, _RUNNING if last is None else _CODE[last])
+    if counted:
+        return torch.where(torch.isfinite(residual), verdict, _CODE[Status.NOT_FINITE])
     if iteration >= _PATIENCE:
         verdict = torch.where(progress.since >= _patience(lower), _CODE[Status.STALLED], verdict)
     rules = (
@@ -127,10 +135,10 @@ def _judge(lower: LowerLevel, residual: Tensor, progress: _Progress, iteration: 
     return verdict
 
 
-def _patience(lower: LowerLevel) -> Tensor:
+def _patience(lower: Lower) -> Tensor:
     """Iterations without progress that say that a sample is stalled; at least ``_PATIENCE``."""
     patience = torch.full_like(lower.mu, 10 * _PATIENCE)
-    if lower.lipschitz is None:
+    if not lower.bounded:
         return patience
     condition = lower.lipschitz / lower.mu.clamp_min(1e-12)
     periods = 6 * condition.sqrt() + 0.02 * condition
@@ -138,7 +146,7 @@ def _patience(lower: LowerLevel) -> Tensor:
 
 
 def _verify(
-    solver: LowerSolver, lower: LowerLevel, state: Any, progress: _Progress, verdict: Tensor, last: bool
+    solver: LowerSolver, lower: Lower, state: Any, progress: _Progress, verdict: Tensor, last: bool
 ) -> tuple[Any, Tensor]:
     """Recompute the residual of every sample that wants to leave, and send back those that claimed too much."""
     index = torch.nonzero(verdict != _RUNNING).flatten()
@@ -151,7 +159,7 @@ def _verify(
     strike = residual[wrong] > 0.9 * progress.verified[back]
     progress.strikes[back] = torch.where(strike, progress.strikes[back] + 1, 0)
     progress.verified[back] = residual[wrong]
-    state = put(state, back, solver.init(lower.take(back), state.x[back]))
+    state = put(state, back, solver.init(lower.take(back), state.x[back], {}))
     state = replace(state, residual=state.residual.index_put((back,), residual[wrong]))
     given_up = progress.strikes[back] >= _STRIKES
     onwards = _CODE[Status.LIMIT] if last else _RUNNING
@@ -169,8 +177,8 @@ class _Output:
         self.code = torch.full_like(self.iterations, _RUNNING)
 
     def retire(
-        self, lower: LowerLevel, state: Any, progress: _Progress, verdict: Tensor, iteration: int
-    ) -> tuple[LowerLevel, Any]:
+        self, lower: Lower, state: Any, progress: _Progress, verdict: Tensor, iteration: int
+    ) -> tuple[Lower, Any]:
         """Write down the samples that are finished and continue with the others."""
         done = torch.nonzero(verdict != _RUNNING).flatten()
         target = progress.active[done]

@@ -30,28 +30,35 @@ from bltoolbox.bilevel.bounds import (
 )
 from bltoolbox.bilevel.journal import Journal
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import Problem, UpperLoss
+from bltoolbox.bilevel.problem import Lower, Tasks
 from bltoolbox.bilevel.records import (
+    Accuracy,
+    Ask,
     Batch,
     Cost,
     Counter,
+    Effort,
     Estimate,
     HypergradientResult,
+    Rows,
     Scales,
     Solution,
     Status,
+    Steps,
+    Theta,
     Value,
 )
-from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver, Theta
+from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver, Problem
 from bltoolbox.bilevel.share import Share, divide
 from bltoolbox.bilevel.tally import Chunk, Slowest, Tally, merge
 from bltoolbox.bilevel.tensors import detached
-from bltoolbox.bilevel.warm_starts import MAPPED, Store, park
+from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, park
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import NumericalError
-from bltoolbox.restoration.samples import Samples
 
+#: What the names of an estimator's stores begin with.
+MEMORY = "memory."
 #: Accuracy, relative to the first gradient norm, of the solves that only tell sizes.
 _ROUGH = 0.1
 
@@ -67,7 +74,7 @@ class BilevelOracle:
     def __init__(
         self,
         problem: Problem,
-        samples: Samples,
+        tasks: Tasks,
         solver: LowerSolver,
         hypergradient: HypergradientEstimator,
         *,
@@ -80,7 +87,7 @@ class BilevelOracle:
         ranks: Ranks = ALONE,
     ) -> None:
         self.problem = problem
-        self.samples = samples
+        self.tasks = tasks
         self.solver = solver
         self.hypergradient = hypergradient
         self.chunk = chunk
@@ -100,14 +107,22 @@ class BilevelOracle:
         #: The last answer, for the log and for the loop's guards.
         self.latest: HypergradientResult | None = None
         self.ranks = ranks
-        self.solutions = Store(len(samples), ranks)
-        self.adjoints = Store(len(samples), ranks)
-        self.lipschitz_estimates = Store(len(samples), ranks)
+        #: Everything that is kept by task: solutions, constants for error bounds, and the estimator's memory.
+        self.stores = Stores(len(tasks), ranks)
+        self.solutions = self.stores["solutions"]
+        self.lipschitz_estimates = self.stores["lipschitz"]
+        self._memory: Rows | None = None
 
-    @property
-    def stores(self) -> dict[str, Store]:
-        """Everything that is kept by sample."""
-        return {"solutions": self.solutions, "adjoints": self.adjoints, "lipschitz": self.lipschitz_estimates}
+    def store(self, name: str) -> Store:
+        """The rows of one name, made when they are first asked for."""
+        return self.stores[name]
+
+    def memory(self, theta: Theta) -> Rows:
+        """What the estimator keeps of each task, by empty examples."""
+        if self._memory is None:
+            lower, _ = self.tasks.at(theta, Counter()).on([0])
+            self._memory = dict(self.hypergradient.keeps(lower))
+        return self._memory
 
     def on(self, batch: Batch) -> BatchOracle:
         """The oracle of f_v for the weights of ``batch``."""
@@ -115,21 +130,24 @@ class BilevelOracle:
 
     def chunks(self, theta: Theta, batch: Batch, positions: Sequence[int]) -> Iterator[Chunk]:
         """What this rank has to solve."""
-        at = self.problem.at(theta, self.samples.shape, self.counter)
+        at = self.tasks.at(theta, self.counter)
         for first in range(0, len(positions), self.chunk):
             places = positions[first : first + self.chunk]
             ids = [batch.ids[place] for place in places]
-            x_true, y = self.samples.batch(ids)
+            lower, upper = at.on(ids)
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
-            lower = at.on(y)
             start = self.solutions.get(ids, lower.start())
-            upper = UpperLoss(x_true, self.problem.loss_scale)
-            yield Chunk(ids, places, weights.to(y.device) / len(self.samples), lower, upper, start)
+            yield Chunk(ids, places, weights.to(start.device) / len(self.tasks), lower, upper, start)
 
-    def solve(self, chunk: Chunk, tol: float) -> Solution:
-        """x̃ with ‖x̃ − x̂‖ ≤ tol where μ > 0 is known, ‖∇h‖ ≤ tol elsewhere."""
-        wanted = chunk.lower.gradient_tol(tol)
-        solution = solve(self.solver, chunk.lower, chunk.start, wanted, limit=self.iteration_limit)
+    def minimise(self, lower: Lower, start: Tensor, effort: Effort) -> Solution:
+        """x̃ with ‖x̃ − x̂‖ ≤ tol where μ > 0 is known, ‖∇h‖ ≤ tol elsewhere; or after a number of iterations."""
+        if isinstance(effort, Steps):
+            return solve(self.solver, lower, start, 0.0, limit=effort.count, ending=Status.STEPS)
+        return solve(self.solver, lower, start, lower.gradient_tol(effort.tol), limit=self.iteration_limit)
+
+    def solve(self, chunk: Chunk, effort: Effort) -> Solution:
+        """The solutions of a chunk; a status that no answer can be built on is an error."""
+        solution = self.minimise(chunk.lower, chunk.start, effort)
         self.slowest.add(chunk.positions, solution.iterations.tolist())
         fatal = [Status.NOT_FINITE, Status.DIVERGED, Status.LIMIT]
         if self.strict:
@@ -179,19 +197,14 @@ class BilevelOracle:
         One that was interrupted is made again when the run is resumed: the ledger is charged then, ``interrupted`` now.
         """
         before = self.cost
-        for store in self.stores.values():
-            store.begin()
         try:
-            yield
+            with self.stores.transaction():
+                yield
         except BaseException as error:
-            for store in self.stores.values():
-                store.rollback()
             if not isinstance(error, NumericalError):
                 self.interrupted = self.interrupted + (self.cost - before)
                 self.cost = before
             raise
-        for store in self.stores.values():
-            store.commit()
 
 
 class BatchOracle:
@@ -215,15 +228,17 @@ class BatchOracle:
             self._oracle.solutions.put(samples, x)
         journal.append("accept", None)
 
-    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
+    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
         """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through ``accept``."""
-        return self._oracle.ask("value", lambda: self._value(theta, tol, bound))
+        return self._oracle.ask("value", lambda: self._value(theta, effort, bound))
 
     def hypergradient(
-        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+        self, theta: Theta, effort: Effort, adjoint: Effort, *, bound: bool = False, together: bool = False
     ) -> HypergradientResult:
         """z_v(θ) with f_v(θ) and, when asked for, a bound on its error."""
-        return self._oracle.ask("hypergradient", lambda: self._hypergradient(theta, tol, adjoint_tol, bound))
+        return self._oracle.ask(
+            "hypergradient", lambda: self._hypergradient(theta, effort, adjoint, bound, together)
+        )
 
     def scales(self, theta: Theta) -> Scales:
         """The sizes at θ that `auto` accuracies are relative to."""
@@ -280,16 +295,19 @@ class BatchOracle:
         oracle, share = self._oracle, self._share
         if share.travels:
             oracle.ranks.gather(self._place(f"{question}, guests", theta))
-        kinds = {name: (oracle.stores[name], self._like(name)) for name in stores}
+        kinds = {name: (oracle.store(name), self._like(name)) for name in stores}
         with share.hosting(oracle.ranks, kinds, keep):
             yield
 
     def _like(self, store: str) -> Tensor:
         """An empty tensor of the rows of a store."""
-        samples = self._oracle.samples
+        tasks = self._oracle.tasks
         if store == "lipschitz":
-            return torch.empty((0, 2), dtype=torch.float64, device=samples.device)
-        return torch.empty((0, *samples.shape), dtype=samples.dtype, device=samples.device)
+            return torch.empty((0, 2), dtype=torch.float64, device=tasks.device)
+        if store == "solutions":
+            return torch.empty((0, *tasks.shape), dtype=tasks.dtype, device=tasks.device)
+        assert self._oracle._memory is not None
+        return self._oracle._memory[store.removeprefix(MEMORY)]
 
     def _scales(self, theta: Theta) -> Scales:
         oracle = self._oracle
@@ -304,14 +322,14 @@ class BatchOracle:
 
         return _unless_failed(self._tally("scales", theta, add)).as_scales()
 
-    def _value(self, theta: Theta, tol: float, bound: bool) -> Value:
+    def _value(self, theta: Theta, effort: Effort, bound: bool) -> Value:
         oracle = self._oracle
         trial: list[tuple[Sequence[int], Tensor]] = []
-        row = math.prod(oracle.samples.shape) * oracle.samples.dtype.itemsize
+        row = math.prod(oracle.tasks.shape) * oracle.tasks.dtype.itemsize
         large = len(self._batch.ids) * row > MAPPED
 
         def add(chunk: Chunk, tally: Tally) -> None:
-            solution = oracle.solve(chunk, tol)
+            solution = oracle.solve(chunk, effort)
             tally.solved(chunk, solution, self._mu(chunk, solution, bound, tally))
             trial.append((chunk.samples, park(solution.x, oracle.solutions.folder) if large else solution.x))
 
@@ -325,19 +343,19 @@ class BatchOracle:
         return total.as_value(trial)
 
     def _hypergradient(
-        self, theta: Theta, tol: float, adjoint_tol: float, bound: bool
+        self, theta: Theta, effort: Effort, adjoint: Effort, bound: bool, together: bool
     ) -> HypergradientResult:
         oracle = self._oracle
-        certificate, scale = oracle.new_certificate(), oracle.problem.loss_scale
+        certificate, memory = oracle.new_certificate(), oracle.memory(theta)
         gives_adjoint = oracle.hypergradient.gives_adjoint
         z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
 
         def add(chunk: Chunk, tally: Tally) -> None:
-            solution = oracle.solve(chunk, tol)
+            solution = oracle.solve(chunk, effort)
             wanted = bound or certificate.wants_estimate
             mu = self._mu(chunk, solution, bound or (wanted and gives_adjoint), tally)
             tally.solved(chunk, solution, mu)
-            estimate = self._estimate(chunk, solution.x, adjoint_tol)
+            estimate = self._estimate(chunk, solution.x, memory, adjoint, together)
             for name, part in estimate.gradient.items():
                 z[name] += part.double()
             tally.differentiated(estimate)
@@ -346,7 +364,8 @@ class BatchOracle:
                 tally.omega += float(chunk.weights @ estimated.double())
             certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
 
-        with self._hosting("hypergradient", theta, *oracle.stores, keep=True):
+        names = ("solutions", "lipschitz", *(MEMORY + name for name in memory))
+        with self._hosting("hypergradient", theta, *names, keep=True):
             total = _unless_failed(self._tally("hypergradient", theta, add, certificate))
         z = self._sum(z)
         gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
@@ -361,8 +380,9 @@ class BatchOracle:
             iterations=total.adjoint_iterations / max(total.count, 1),
             bound=total.omega if bound and gives_adjoint else None,
             bound_kind="estimated" if bound and gives_adjoint else None,
-            at_floor="stalled" in total.short or total.adjoint_residual > 2 * adjoint_tol * scale,
-            loss_scale=scale,
+            at_floor="stalled" in total.short
+            or _above(total.adjoint_residual, adjoint, oracle.problem.loss_scale),
+            loss_scale=oracle.problem.loss_scale,
             certificate=certificate_of(total.certificate),
         )
 
@@ -374,16 +394,27 @@ class BatchOracle:
         pieces = total.split([part.numel() for part in parts.values()])
         return {name: piece.view_as(part) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
-    def _estimate(self, chunk: Chunk, x: Tensor, adjoint_tol: float) -> Estimate:
-        """z of one chunk; x and the adjoint become warm starts."""
+    def _estimate(self, chunk: Chunk, x: Tensor, memory: Rows, effort: Effort, together: bool) -> Estimate:
+        """z of one chunk; x and the estimator's memory become warm starts."""
         oracle = self._oracle
-        tol = torch.full_like(chunk.lower.mu, adjoint_tol * chunk.upper.scale)
-        warm = oracle.adjoints.get(chunk.samples, torch.zeros_like(x))
+        ask = Ask(
+            chunk.lower,
+            chunk.upper,
+            solution=x,
+            start=chunk.start,
+            weights=chunk.weights.to(x.dtype),
+            effort=_scaled(effort, chunk.upper.scale),
+            memory={
+                name: oracle.store(MEMORY + name).get(chunk.samples, row.new_zeros(len(x), *row.shape[1:]))
+                for name, row in memory.items()
+            },
+            call=oracle.cost.hypergradients,
+            together=together,
+            minimise=oracle.minimise,
+        )
         products = oracle.counter.hessian_products
         try:
-            estimate = oracle.hypergradient.estimate(
-                chunk.lower, chunk.upper, x, chunk.weights.to(x.dtype), tol, warm
-            )
+            estimate = oracle.hypergradient.estimate(ask)
         except BaseException as error:
             self._charge_unfinished(chunk, oracle.counter.hessian_products - products)
             if isinstance(error, NumericalError):
@@ -391,9 +422,9 @@ class BatchOracle:
             raise
         oracle.counter.linear_iterations += int(estimate.iterations.sum())
         oracle.slowest.add(chunk.positions, estimate.iterations.tolist(), linear=True)
-        oracle.solutions.put(chunk.samples, x)
-        if estimate.adjoint is not None:
-            oracle.adjoints.put(chunk.samples, estimate.adjoint)
+        oracle.solutions.put(chunk.samples, x if estimate.x is None else estimate.x)
+        for name, rows in estimate.memory.items():
+            oracle.store(MEMORY + name).put(chunk.samples, rows)
         return estimate
 
     def _charge_unfinished(self, chunk: Chunk, products: int) -> None:
@@ -430,6 +461,7 @@ class BatchOracle:
             estimate.residual,
             (known[:, 0], known[:, 1]),
             mu,
+            oracle.problem.project_gradient,
         )
         constants = torch.stack([result.hessian_lipschitz, result.mixed_lipschitz], dim=1)
         oracle.lipschitz_estimates.put(chunk.samples, constants.double())
@@ -441,6 +473,16 @@ def _unless_failed(tally: Tally) -> Tally:
     if tally.error is not None:
         raise NumericalError(tally.error)
     return tally
+
+
+def _scaled(effort: Effort, scale: float) -> Effort:
+    """Accuracies are relative to the size of the loss."""
+    return Accuracy(effort.tol * scale) if isinstance(effort, Accuracy) else effort
+
+
+def _above(residual: float, effort: Effort, scale: float) -> bool:
+    """Whether a tolerance was missed by more than rounding explains."""
+    return isinstance(effort, Accuracy) and residual > 2 * effort.tol * scale
 
 
 def _short(ids: Sequence[int]) -> str:

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from bltoolbox.bilevel.problem import Lower, Upper
+
+#: Named parameters: a component sees its own names, a problem those of all its components with a prefix.
+Theta = Mapping[str, Tensor]
+
+#: Tensors by name whose first dimension is the task.
+Rows = Mapping[str, Tensor]
+
+#: A true bound, the same for all samples or one per sample; None means unknown, which is never written as 0 or 1.
+Bound = Tensor | float | None
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Effort until a tolerance is met: a distance to the minimiser, or the residual norm of a linear system."""
+
+    tol: float
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Effort of a number of iterations, whatever accuracy that gives."""
+
+    count: int
+
+
+#: How much work a question is worth: until a tolerance is met, or a number of iterations.
+Effort = Accuracy | Steps
 
 
 class Status(Enum):
     """How a lower-level solve of one sample ended."""
 
     CONVERGED = "the gradient norm reached the tolerance"
+    STEPS = "the number of iterations that was asked for is done"
     STALLED = "no progress at the precision of the dtype; use float64 or a larger tolerance"
     LIMIT = "the iteration limit was reached; raise it or use a larger tolerance"
     DIVERGED = "the iteration diverged; the step or the Lipschitz constant is wrong for this problem"
@@ -105,13 +136,53 @@ class Solution:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """What a hypergradient component is asked: z = Σ_i weights_i ∇f_i at the θ of ``lower``."""
+
+    lower: Lower
+    upper: Upper
+    #: x̃, from which z is to be formed; ``start`` is where its solve began.
+    solution: Tensor
+    start: Tensor
+    weights: Tensor
+    #: For the linear system, per sample: ``Accuracy`` is the norm of its residual.
+    effort: Effort
+    #: What ``keeps`` of the component names, by task; rows of tasks without any are zero.
+    memory: Rows = field(default_factory=dict)
+    #: The number of this question in the run, the same after a resume and on every rank.
+    call: int = 0
+    #: Update x and the memory from the values before, not in turn.
+    together: bool = False
+    #: Minimise another lower level with the solver of the recipe, from a start: ``minimise(lower, x0, effort)``.
+    minimise: Callable[[Lower, Tensor, Effort], Solution] | None = None
+    #: The inverse Hessian that the lower-level solver has built, as a product; None where it has none.
+    inverse: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def tol(self) -> Tensor:
+        """The residual norm to reach, one per sample; 0 where a number of iterations is asked for."""
+        tol = self.effort.tol if isinstance(self.effort, Accuracy) else 0.0
+        return self.lower.mu.new_full(self.lower.mu.shape, tol)
+
+    def limit(self, most: int) -> int:
+        """The number of iterations asked for, or ``most`` where a tolerance is."""
+        return self.effort.count if isinstance(self.effort, Steps) else most
+
+
+@dataclass(frozen=True)
 class Estimate:
-    """What a hypergradient component returns: the weighted sum z, and how its linear system went, per sample."""
+    """What a hypergradient component returns: the weighted sum z, and how its linear system went, per sample.
+
+    ``memory`` holds what ``keeps`` names, for the next question about the same tasks. ``x`` replaces the solution as a
+    warm start, for methods that iterate on it themselves.
+    """
 
     gradient: dict[str, Tensor]
-    adjoint: Tensor | None
     residual: Tensor
     iterations: Tensor
+    adjoint: Tensor | None = None
+    memory: Rows = field(default_factory=dict)
+    x: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ sizes and Lipschitz constants have shape ``(B,)``, and nothing may depend on whi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -19,22 +19,21 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.events import Listener
+from bltoolbox.bilevel.records import (
+    Ask,
+    Batch,
+    Effort,
+    Estimate,
+    HypergradientResult,
+    Rows,
+    Scales,
+    Step,
+    Theta,
+    Value,
+)
 
 if TYPE_CHECKING:
-    from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-    from bltoolbox.bilevel.records import (
-        Batch,
-        Constants,
-        Estimate,
-        HypergradientResult,
-        Potentials,
-        Scales,
-        Step,
-        Value,
-    )
-
-#: Named parameters. Components see their own names; the problem prefixes them with ``regularizer.`` or ``operator.``.
-Theta = Mapping[str, Tensor]
+    from bltoolbox.bilevel.problem import Lower, Tasks
 
 
 class Role(ABC):
@@ -64,168 +63,32 @@ class Role(ABC):
 
     def offers(self, method: str) -> bool:
         """Whether this component implements an optional method of its role."""
-        base = next(cls for cls in type(self).__mro__ if Role in cls.__bases__)
+        base = next(cls for cls in type(self).__mro__ if "kind" in vars(cls))
         own = getattr(type(self), method, None)
         return own is not None and own is not getattr(base, method, None)
 
 
-class Data(Role):
-    """Clean images, addressed by id. Noise, splits and batching are added by the core."""
+class Parametric(Role):
+    """A component that may have parameters, which are learned."""
 
-    kind = "data"
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Number of images."""
-
-    @abstractmethod
-    def clean(self, ids: Sequence[int]) -> Tensor:
-        """Images ``ids`` as a float32 CPU tensor ``(B, C, H, W)`` with values in [0, 1]."""
-
-    def label(self, id: int) -> str:
-        """What tables and figures call image ``id``."""
-        return f"#{id}"
-
-    def group(self, id: int) -> str | None:
-        """What image ``id`` was taken from, e.g. a photograph; None when it stands for itself, as by default.
-
-        Images of one group are never on both sides of a split. Any two components mean the same by the same text, so
-        it should name a file, or a data set and an index.
-        """
-        return None
-
-
-class Operator(Role):
-    """The forward operator A of ``½‖Ax − y‖²``."""
-
-    kind = "operator"
-
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Parameters of a learned operator; none by default.
-
-        Measurements are made with an empty θ: there a learned operator is the true one.
-        """
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        """The initial parameters for x of ``shape``, as float64 CPU tensors; none by default."""
         return {}
 
-    def check(self, shape: Sequence[int]) -> str | None:
-        """A sentence when images of ``shape`` (C, H, W) cannot be measured, else None."""
-        return None
+    def prepare(self, theta: Theta) -> Theta:
+        """θ with whatever is derived from it once and used often; every other method is given what this returns.
 
-    @abstractmethod
-    def apply(self, x: Tensor, theta: Theta) -> Tensor:
-        """A x."""
-
-    @abstractmethod
-    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
-        """Aᵀ y, exact to rounding."""
-
-    def add_noise(self, y: Tensor, noise: Tensor) -> Tensor:
-        """y with noise; overridden where parts of y are no measurements and must stay as they are."""
-        return y + noise
-
-    def start(self, y: Tensor, theta: Theta) -> Tensor:
-        """Where a cold solve begins, and the image a user would call 'before'."""
-        return self.adjoint(y, theta)
-
-    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
-        """A true upper bound of ‖A‖² for images of ``shape`` (C, H, W), or None when none is known."""
-        return None
-
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
-        """A true lower bound of the smallest eigenvalue of AᵀA. 0, the default, holds for every operator."""
-        return 0.0
-
-
-class Regularizer(Role):
-    """R_θ(x), convex in x. Only ``init_params`` and ``energy`` are needed; the rest makes it faster or certified.
-
-    One that is not convex in x declares ``convex = False``: ``blt check`` then does not ask for convexity, and h counts
-    as strongly convex only if ``strong_convexity`` says how far from convex R can be.
-    """
-
-    kind = "regularizer"
-    convex: ClassVar[bool] = True
-
-    @abstractmethod
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """The initial parameters, as float64 CPU tensors."""
+        It must hold the entries of θ under their names, and be differentiable in them.
+        """
+        return theta
 
     def upgrade(self, theta: Theta) -> dict[str, Tensor]:
-        """θ as read from a file, in today's parameters: where an earlier version stored others, the same R in these."""
+        """θ as read from a file, in today's parameters: where an earlier version stored others, the same in these."""
         return dict(theta)
 
-    @abstractmethod
-    def energy(self, theta: Theta, x: Tensor) -> Tensor:
-        """R_θ of each sample, shape (B,)."""
-
     def check(self, shape: Sequence[int]) -> str | None:
-        """A sentence when images of ``shape`` (C, H, W) cannot be treated, else None."""
+        """A sentence when x of ``shape`` cannot be treated, else None."""
         return None
-
-    def gradient(self, theta: Theta, x: Tensor) -> Tensor:
-        """∇R_θ(x); by autograd unless overridden."""
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            return torch.autograd.grad(self.energy(theta, x).sum(), x)[0]
-
-    def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """v ↦ ∇²R_θ(x) v, with whatever depends on x alone computed once; double backward unless overridden."""
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            gradient = torch.autograd.grad(self.energy(theta, x).sum(), x, create_graph=True)[0]
-
-        def hvp(v: Tensor) -> Tensor:
-            if not gradient.requires_grad:
-                return torch.zeros_like(v)
-            return torch.autograd.grad(gradient, x, v, retain_graph=True)[0]
-
-        return hvp
-
-    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
-        """⟨∇R_θ(x), q⟩ of each sample, shape (B,), differentiable in θ and linear in q.
-
-        Its θ-derivative is the mixed derivative that a hypergradient needs.
-        """
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            energy = self.energy(theta, x).sum()
-            gradient = torch.autograd.grad(energy, x, create_graph=True)[0]
-            return (gradient * q).flatten(1).sum(1)
-
-    def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        """∂_θ⟨∇R_θ(x), q⟩ of each sample apart: every entry has a leading sample dimension; differentiable in q.
-
-        Only error bounds need it; one backward pass a sample unless overridden.
-        """
-        rows: list[list[Tensor]] = []
-        names = list(theta)
-        with torch.enable_grad():
-            leaves = {name: theta[name].detach().requires_grad_() for name in names}
-            for i in range(len(x)):
-                value = self.pairing(leaves, x[i : i + 1], q[i : i + 1]).sum()
-                grads = torch.autograd.grad(
-                    value, list(leaves.values()), create_graph=True, allow_unused=True
-                )
-                rows.append(
-                    [
-                        torch.zeros_like(leaf) if grad is None else grad
-                        for grad, leaf in zip(grads, leaves.values(), strict=True)
-                    ]
-                )
-        return {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(names)}
-
-    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
-        """A true upper bound of ‖∇²R_θ‖ over all images of ``shape`` (C, H, W), or None when none is known."""
-        return None
-
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
-        """A true lower bound of the eigenvalues of ∇²R_θ over all images of ``shape``: 0 for a convex R and no more, −ρ
-        for a weakly convex one, None when none is known. By default 0 if R is ``convex``, else None."""
-        return 0.0 if self.convex else None
-
-    def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
-        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds of hypergradients."""
-        raise NotImplementedError(f"{type(self).__name__} knows no constants")
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         """The nearest admissible θ: acts on θ − αz after a step."""
@@ -235,26 +98,38 @@ class Regularizer(Role):
         """Projection of z on the directions a *linear* constraint leaves free; taken before any norm of z."""
         return dict(gradient)
 
-    # A half-quadratic structure, R(x) = Σ ψ(t) with t = C x: what majorise–minimise solvers live on.
-
-    def analyse(self, theta: Theta, x: Tensor) -> Tensor:
-        """t = C x (linear in x)."""
-        raise NotImplementedError(f"{type(self).__name__} has no analysis operator")
-
-    def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
-        """Cᵀ t, an image of ``shape`` (C, H, W)."""
-        raise NotImplementedError(f"{type(self).__name__} has no analysis operator")
-
-    def majorant(self, theta: Theta, t: Tensor) -> Tensor:
-        """w(t) = ψ'(t)/t, the curvature of the parabola above ψ that touches it at t; ∇R = Cᵀ(w(t)·t)."""
-        raise NotImplementedError(f"{type(self).__name__} has no majorant")
-
-    def pictures(self, theta: Theta) -> Tensor | None:
-        """Something to look at, e.g. learned filters sorted by importance: (N, C, H, W) of any scale, or None."""
+    def penalty(self, theta: Theta) -> Tensor | None:
+        """P(θ), a differentiable scalar that is added to f; None for none."""
         return None
 
-    def potentials(self, theta: Theta) -> Potentials | None:
-        """The functions on the responses to look at, in the order of ``pictures`` where there are some, or None."""
+
+class Problem(Role):
+    """Where tasks come from: h_i and g_i for every split, and the θ that they share.
+
+    Accuracies of the upper level are relative to ``loss_scale``, the ``scale`` of its losses.
+    """
+
+    kind = "problem"
+    loss_scale: float = 1.0
+
+    @abstractmethod
+    def init_params(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """The initial parameters, as float64 CPU tensors."""
+
+    @abstractmethod
+    def tasks(self, split: str) -> Tasks | None:
+        """The tasks of a split, ``training``, ``validation`` or ``evaluation``; None where there are none."""
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        """The nearest admissible θ."""
+        return dict(theta)
+
+    def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
+        """z without its components across a linear constraint."""
+        return dict(gradient)
+
+    def penalty(self, theta: Theta) -> Tensor | None:
+        """P(θ), a differentiable scalar that is added to f; None for none."""
         return None
 
 
@@ -281,37 +156,47 @@ class LowerSolver(Role):
     exact_residual: ClassVar[bool] = False
     handles_constraint: ClassVar[bool] = False
 
-    @abstractmethod
-    def init(self, lower: LowerLevel, x0: Tensor) -> Any:
-        """The state at x0, with its residual."""
+    def persists(self, lower: Lower) -> Rows:
+        """What is kept of a finished solve as a warm start beside x, by empty examples (0, …); nothing by default.
+
+        It must not depend on θ, as a dual variable does not; its shape must not depend on the iteration.
+        """
+        return {}
 
     @abstractmethod
-    def step(self, lower: LowerLevel, state: Any) -> Any:
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> Any:
+        """The state at x0, with its residual; ``kept`` holds what ``persists`` names, as far as there is any."""
+
+    @abstractmethod
+    def step(self, lower: Lower, state: Any) -> Any:
         """One iteration, for all samples of the state."""
+
+    def inverse(self, state: Any, v: Tensor) -> Tensor:
+        """The inverse Hessian that the solver has built, times v."""
+        raise NotImplementedError(f"{type(self).__name__} builds no inverse Hessian")
 
 
 class HypergradientEstimator(Role):
     """z ≈ ∇f from an approximate minimiser.
 
-    One whose estimate has no ``adjoint`` says so with ``gives_adjoint = False``: no error bound can be had from it.
-    One that no tolerance makes exact says so with ``exact = False``: ``blt check`` then only asks it to point downhill.
+    One whose estimate has no ``adjoint`` declares ``gives_adjoint = False``: it has no error bound.
+    One that no tolerance makes exact declares ``exact = False``: ``blt check`` then only asks it to point downhill.
     """
 
     kind = "hypergradient"
     gives_adjoint: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
+    def keeps(self, lower: Lower) -> Rows:
+        """What it remembers of each task from one question to the next, by empty examples (0, …); nothing by default.
+
+        It is given back in ``Ask.memory``, zero for tasks that have none yet, and is part of checkpoints.
+        """
+        return {}
+
     @abstractmethod
-    def estimate(
-        self,
-        lower: LowerLevel,
-        upper: UpperLoss,
-        x: Tensor,
-        weights: Tensor,
-        tol: Tensor,
-        warm: Tensor | None,
-    ) -> Estimate:
-        """z = Σ_i weights_i ∇f_i, its linear system solved to ``tol`` (per sample), from the adjoint ``warm``."""
+    def estimate(self, ask: Ask) -> Estimate:
+        """z = Σ_i weights_i ∇f_i."""
 
 
 class Sampler(Role):
@@ -322,6 +207,8 @@ class Sampler(Role):
 
     kind = "sampler"
     full: ClassVar[bool] = False
+    #: What ``observe`` is given of each sample: its ``loss``, the ``slope`` ‖∇g‖ or the ``gradient`` norm ‖z_i‖.
+    wants: ClassVar[str] = "loss"
 
     @abstractmethod
     def init(self, m: int, seed: int) -> dict[str, Any]:
@@ -331,9 +218,13 @@ class Sampler(Role):
     def next(self, state: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
         """A batch of ids and weights, and the next state."""
 
+    def observe(self, state: Mapping[str, Any], batch: Batch, seen: Rows) -> dict[str, Any]:
+        """The state after a step has seen what ``wants`` names of every sample of the batch; unchanged by default."""
+        return dict(state)
+
 
 class Oracle(Protocol):
-    """What an upper-level optimizer may ask about f (or f_v of the current batch). Tolerances are arguments.
+    """What an upper-level optimizer may ask about f (or f_v of the current batch). How accurately is an argument.
 
     ``tol`` is a distance in x, ``adjoint_tol`` a residual norm of the adjoint system for a loss of scale 1: it is
     multiplied by the recipe's ``loss_scale``, so that the scale of the loss does not change the path of θ.
@@ -341,15 +232,22 @@ class Oracle(Protocol):
     Every call may raise ``BudgetExhausted``; the optimizer lets it pass.
     """
 
-    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
-        """f(θ), its bounds certified where the strong convexity is known and with ``bound`` estimated elsewhere. Its
-        solutions become warm starts only through ``accept``."""
+    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+        """f(θ), its bounds certified where the strong convexity is known and with ``bound`` estimated elsewhere.
+
+        Its solutions become warm starts only through ``accept``.
+        """
         ...
 
     def hypergradient(
-        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+        self, theta: Theta, effort: Effort, adjoint: Effort, *, bound: bool = False, together: bool = False
     ) -> HypergradientResult:
-        """z(θ) and f(θ), and with ``bound`` also ω ≥ ‖z − ∇f‖ and bounds of f (estimated or certified)."""
+        """z(θ) and f(θ), the lower level solved with ``effort`` and the linear system of the hypergradient with
+        ``adjoint``.
+
+        With ``bound`` also ω ≥ ‖z − ∇f‖ and bounds of f (estimated or certified); with ``together`` all iterates are updated from their
+        values before, as simultaneous single-loop methods do.
+        """
         ...
 
     def scales(self, theta: Theta) -> Scales:

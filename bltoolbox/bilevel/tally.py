@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
+from bltoolbox.bilevel.bounds import loss_lipschitz
+from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Cost, Estimate, Scales, Solution, Status, Value
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.distributed.ranks import Ranks
@@ -27,8 +28,8 @@ class Chunk:
     #: Where they stand in the batch.
     positions: Sequence[int]
     weights: Tensor
-    lower: LowerLevel
-    upper: UpperLoss
+    lower: Lower
+    upper: Upper
     start: Tensor
 
 
@@ -64,14 +65,19 @@ class Tally:
         convex = mu > 0
         epsilon = torch.where(convex, solution.residual / mu, 0.0).double()
         value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
-        above = value + slope * epsilon + chunk.upper.lipschitz / 2 * epsilon.square()
-        # g ≥ 0 as well as above its tangent.
-        below = torch.where(convex, (value - slope * epsilon).clamp_min(0), 0.0)
+        lipschitz = loss_lipschitz(chunk.upper, solution.x, chunk.start)
+        above = value + slope * epsilon + lipschitz / 2 * epsilon.square()
+        # Above its tangent where g is convex, as well as above its infimum.
+        below = value - slope * epsilon
+        if not chunk.upper.convex:
+            below = below - lipschitz / 2 * epsilon.square()
+        infimum = chunk.upper.infimum
+        below = torch.where(convex, below.clamp_min(infimum), 0.0)
         self.value += float(chunk.weights @ value)
         self.upper += float(chunk.weights @ above)
         self.lower += float(chunk.weights @ below)
         self.bounded &= bool(convex.all())
-        self.certified &= bool((chunk.lower.mu > 0).all())
+        self.certified &= chunk.upper.lipschitz is not None and bool((chunk.lower.mu > 0).all())
         self.residual = max(self.residual, float(solution.residual.max()))
         self.iterations += float(solution.iterations.sum())
         self.count += len(chunk.samples)

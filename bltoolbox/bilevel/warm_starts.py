@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -199,6 +200,48 @@ class Store:
         row = self.rows[0].numel() * self.rows.element_size()
         for part in index.split(max(1, MAPPED // (2 * row))):
             yield part * self.ranks.size + self.ranks.rank, self._read(part).contiguous()
+
+
+class Stores(dict[str, Store]):
+    """Stores by name, each made when it is first asked for; they begin, commit and roll back together."""
+
+    def __init__(self, count: int, ranks: Ranks = ALONE) -> None:
+        super().__init__()
+        self.count = count
+        self.ranks = ranks
+        self.folder: Path | None = None
+        self._open = False
+
+    def __missing__(self, name: str) -> Store:
+        store = self[name] = Store(self.count, self.ranks)
+        store.folder = self.folder
+        if self._open:
+            store.begin()
+        return store
+
+    def lie_in(self, folder: Path) -> None:
+        """Where large stores lie, those to come too."""
+        self.folder = folder
+        for store in self.values():
+            store.folder = folder
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is written inside counts at the end, all of it, or not at all."""
+        self._open = True
+        for store in self.values():
+            store.begin()
+        try:
+            yield
+        except BaseException:
+            for store in self.values():
+                store.rollback()
+            raise
+        else:
+            for store in self.values():
+                store.commit()
+        finally:
+            self._open = False
 
 
 def park(rows: Tensor, folder: Path | None) -> Tensor:

@@ -150,7 +150,7 @@ def _walk(
             yield from _walk(option.parameters, inner, f"{key}.", registry)
         name = _name(value) or _name(parameter.default)
         for one in known:
-            if one.name == name and (signature := remembered_signature(one)):
+            if one.name == name and (signature := remembered_signature(one.component.target)):
                 yield from _walk(signature.parameters, inner, f"{key}.", registry)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,7 +65,6 @@ def evaluate(
 
 def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[list[Row], int]:
     """A row an image, a chunk of images in memory at a time, and the iterations that it took."""
-    from bltoolbox.bilevel.problem import Problem
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate as restore
     from bltoolbox.restoration.metrics import ssim
@@ -76,7 +76,13 @@ def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[lis
     if recipe.regularizer != model.recipe.regularizer:
         raise UsageError("θ belongs to the regularizer it was trained with; override other keys")
     operator, solver = build(recipe, "operator", registry), build(recipe, "lower_solver", registry)
-    problem = Problem(operator, model.problem.regularizer, recipe.constraint, recipe.strong_convexity)
+    problem = replace(
+        model.problem,
+        operator=operator,
+        data_term=build(recipe, "data_term", registry),
+        constraint=recipe.constraint,
+        strong_convexity=recipe.strong_convexity,
+    )
     samples = evaluation_samples(recipe, operator, registry)
     theta = {name: value.to(samples.device, samples.dtype) for name, value in model.theta.items()}
     rows: list[Row] = []

@@ -104,8 +104,8 @@ def copy_recipe(
     For example: blt cp denoise my-recipe.yaml
     """
     from bltoolbox.config.recipe import shipped_recipes
-    from bltoolbox.config.registry import did_you_mean
     from bltoolbox.config.schema import SCHEMA_FILE
+    from bltoolbox.config.wording import did_you_mean
     from bltoolbox.runs.files import write_bytes
 
     shipped = shipped_recipes()

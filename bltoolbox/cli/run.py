@@ -27,12 +27,13 @@ from bltoolbox.distributed.launch import Place
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
-    from bltoolbox.cli.display.progress import Log, Progress
+    from bltoolbox.bilevel.events import Listener
     from bltoolbox.config.recipe import Recipe
     from bltoolbox.config.registry import Registry
     from bltoolbox.distributed.ranks import Ranks
+    from bltoolbox.reports.progress import Log, Progress
+    from bltoolbox.restoration.results import RunResult
     from bltoolbox.training.experiment import Experiment
-    from bltoolbox.training.listeners import Listener, RunResult
     from bltoolbox.training.resume import Reopened
     from bltoolbox.training.run_dir import RunDirectory
 
@@ -223,7 +224,7 @@ def _fresh(recipe: Recipe) -> Path:
 
 
 def _display(quiet: bool, verbose: bool) -> Log | Progress:
-    from bltoolbox.cli.display.progress import Log, Progress
+    from bltoolbox.reports.progress import Log, Progress
 
     return Log() if verbose else Progress(quiet=quiet or Place.here().rank > 0)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.registry import NAME, did_you_mean
+from bltoolbox.config.registry import NAME
+from bltoolbox.config.wording import did_you_mean
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 EXAMPLES = {
     "data": ("Checkerboards", "Generated checkerboards under a gradient of light."),
     "operator": ("Vignetting", "A gain that falls off towards the corners."),
+    "data_term": ("LogCosh", "A log cosh of each residual, robust against outliers."),
     "regularizer": (
         "LogCoshTV",
         "Anisotropic total variation, smoothed by log cosh, a learned weight a direction.",
     ),
+    "upper_loss": ("LogCoshError", "A log cosh of the error of each pixel, robust against outliers."),
     "lower_solver": ("HeavyBall", "Polyak's heavy ball; needs a Lipschitz constant."),
     "hypergradient": (
         "Richardson",
@@ -45,7 +48,9 @@ EXAMPLES = {
 PARTNERS = {
     "data": "dead-leaves",
     "operator": "identity",
+    "data_term": "least-squares",
     "regularizer": "tv",
+    "upper_loss": "squared-error",
     "lower_solver": "agd",
     "hypergradient": "cg-ift",
     "sampler": "epoch",

@@ -12,17 +12,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bltoolbox
 from bltoolbox.config.reading import open_file, read_json
 from bltoolbox.config.signatures import Signature
 from bltoolbox.errors import MissingError
-
-if TYPE_CHECKING:
-    from bltoolbox.config.registry import Registered
 
 #: To be raised whenever the same class would be described otherwise than before.
 FORMAT = 2
@@ -36,30 +33,32 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "bltoolbox"
 
 
-def cached_signature(registered: Registered) -> Signature:
-    """The signature of a component, from the cache if its files are unchanged, else from the imported class."""
-    module = registered.component.target.partition(":")[0]
+def cached_signature(target: str, load: Callable[[], type[Any]], owner: str) -> Signature:
+    """The signature of a component, from the cache if its files are unchanged, else from the imported class.
+
+    ``owner`` is what a message calls it.
+    """
+    module = target.partition(":")[0]
     # A class imported before its file was edited is described, but not remembered.
     fresh = module not in sys.modules or _untouched(module)
-    entry = _entry(registered.component.target)
+    entry = _entry(target)
     if entry is not None and (signature := _read(entry)) is not None:
         return signature
     from bltoolbox.config.describe import Undescribable, describe
 
-    cls = registered.load()
+    cls = load()
     try:
         signature = describe(cls)
     except Undescribable as error:
-        where = f"{registered.kind} {registered.name!r} of {registered.plugin.origin}"
-        raise MissingError(f"{where} cannot be used: {error}") from error
+        raise MissingError(f"{owner} cannot be used: {error}") from error
     if entry is not None and fresh:
         _write(entry, signature, {file: _digest(file) for file in _files(cls)})
     return signature
 
 
-def remembered_signature(registered: Registered) -> Signature | None:
+def remembered_signature(target: str) -> Signature | None:
     """The signature of a component if the cache holds it; never imports the component."""
-    entry = _entry(registered.component.target)
+    entry = _entry(target)
     return None if entry is None else _read(entry)
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from bltoolbox.config.block import Block
 from bltoolbox.config.hooks import KINDS
 from bltoolbox.config.signatures import Traits
-from bltoolbox.config.validation import Block
 from bltoolbox.errors import MissingError
 
 if TYPE_CHECKING:

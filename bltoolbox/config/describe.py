@@ -26,9 +26,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types as at
 
+from bltoolbox.config.block import Block, plain
 from bltoolbox.config.hooks import KINDS
 from bltoolbox.config.signatures import Parameter, Signature, Traits, Type, TypeName
-from bltoolbox.config.validation import Block, Checker, plain
+from bltoolbox.config.validation import Checker
 
 SCALARS: dict[Any, TypeName] = {
     bool: "bool",

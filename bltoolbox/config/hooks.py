@@ -13,20 +13,23 @@ import pluggy
 
 PROJECT = "bltoolbox"
 
-#: Version of the plugin contract. A plugin module may set ``BLT_API = 1``; another number is refused with a sentence.
-API_VERSION = 1
+#: Version of the plugin contract. A plugin module may set ``BLT_API = 2``; another number is refused with a sentence.
+API_VERSION = 2
 
-#: The roles, in the order in which a recipe is read.
-KINDS = (
-    "data",
-    "operator",
-    "regularizer",
-    "lower_solver",
-    "hypergradient",
-    "sampler",
-    "upper_optimizer",
-    "logger",
-)
+#: The class of ``bltoolbox.plugin`` that a component of each kind derives from, in the order of a recipe.
+ROLES = {
+    "data": "Data",
+    "operator": "Operator",
+    "data_term": "DataTerm",
+    "regularizer": "Regularizer",
+    "upper_loss": "UpperLoss",
+    "lower_solver": "LowerSolver",
+    "hypergradient": "HypergradientEstimator",
+    "sampler": "Sampler",
+    "upper_optimizer": "UpperOptimizer",
+    "logger": "Logger",
+}
+KINDS = tuple(ROLES)
 
 #: Kinds of which a recipe names any number, by the section that holds the list; the others are sections themselves.
 LISTS = {"logger": "loggers"}

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from bltoolbox.config.block import Block, plain
 from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.describe import NO_SETTING, OfKind, construct, describe
 from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_start
-from bltoolbox.config.registry import did_you_mean, load_registry
-from bltoolbox.config.validation import Block, Checker, Issue, Where, plain
+from bltoolbox.config.registry import load_registry
+from bltoolbox.config.shown import Shown
+from bltoolbox.config.validation import Checker, Issue, Where
+from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Document, Spot, dump, parse
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
 
@@ -44,7 +47,7 @@ __all__ = [
 
 
 #: The recipe format that this toolbox writes; it grows when an old key gets a new meaning.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Certificates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Shown):
     """One experiment: the problem, the methods and what they may spend.
 
     Args:
@@ -128,9 +131,11 @@ class Recipe:
         evaluation: Images the result is tried on, never trained on; none when left out.
         operator: The forward operator A.
         noise: Standard deviation of the Gaussian noise, for images in [0, 1].
+        data_term: How far a reconstruction is from its measurements.
         constraint: What a restored image must satisfy; box is [0, 1].
         strong_convexity: μ of a term (μ/2)‖x‖² added to the lower level.
         regularizer: R_θ, whose parameters are learned.
+        upper_loss: What makes a reconstruction good, and what is minimised over θ.
         init: A saved θ to start from.
         baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
             one.
@@ -140,7 +145,6 @@ class Recipe:
         upper_optimizer: How θ moves.
         budget: How much the run may spend.
         validation: How the best θ is chosen.
-        loss_scale: Factor of the upper loss. Accuracies scale with it, a step that is given as a number does not.
         on_divergence: What to do when a step fails numerically: stop, go back and take shorter steps, or leave the
             batch out.
         certificates: What the log says about accuracy.
@@ -162,9 +166,11 @@ class Recipe:
     evaluation: Annotated[Block, OfKind("data")] | None = None
     operator: Annotated[Block, OfKind("operator")] = Block("operator", "identity")
     noise: Annotated[float, Ge(0), Le(1)] = 25 / 255
+    data_term: Annotated[Block, OfKind("data_term")] = Block("data_term", "least-squares")
     constraint: Literal["none", "nonnegative", "box"] = "none"
     strong_convexity: Annotated[float, Ge(0)] = 0.0
     regularizer: Annotated[Block, OfKind("regularizer")]
+    upper_loss: Annotated[Block, OfKind("upper_loss")] = Block("upper_loss", "squared-error")
     init: str | None = None
     baseline: Annotated[Block, OfKind("regularizer")] | None = None
     lower_solver: Annotated[Block, OfKind("lower_solver")] = Block("lower_solver", "agd")
@@ -173,7 +179,6 @@ class Recipe:
     upper_optimizer: Annotated[Block, OfKind("upper_optimizer")] = Block("upper_optimizer", "isgd")
     budget: Budget
     validation: Validation = Validation()
-    loss_scale: Annotated[float, Gt(0)] = 1.0
     on_divergence: Literal["stop", "shrink-step", "skip-batch"] = "stop"
     certificates: Certificates = Certificates()
     checkpoint: Checkpoint = Checkpoint()
@@ -202,11 +207,6 @@ class Recipe:
             "upper_optimizer",
         )
         return f"Recipe({self.name!r}: {', '.join(getattr(self, name).name for name in names)})"
-
-    def _repr_html_(self) -> str:
-        from bltoolbox.reports.notebook import recipe_html
-
-        return recipe_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, every default written out."""
@@ -322,6 +322,7 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
     """Apply overrides, check everything, and raise all problems together."""
     apply_overrides(document, overrides)
     _refuse_newer(document)
+    _upgrade(document)
     registry = registry or load_registry()
     checker = Checker(registry)
     values = checker.parameters(describe(Recipe).parameters, document.data, (), "a recipe")
@@ -362,6 +363,17 @@ def _refuse_newer(document: Document) -> None:
             f"version: the recipe is of format {found}, newer than this bltoolbox knows ({FORMAT}); update it"
         )
         raise RecipeError([document.spot(("version",)).problem(message)])
+
+
+def _upgrade(document: Document) -> None:
+    """Keys of format 1 that have another place now."""
+    settings = document.data
+    if "loss_scale" in settings:
+        scale = settings.pop("loss_scale")
+        if scale != 1 and "upper_loss" not in settings:
+            settings["upper_loss"] = {"name": "squared-error", "scale": scale}
+    if settings.get("version") == 1:
+        settings["version"] = FORMAT
 
 
 def _with(recipe: Recipe, **extra: Any) -> Recipe:

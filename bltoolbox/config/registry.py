@@ -10,7 +10,6 @@ its class is asked for.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.machinery
@@ -30,7 +29,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import pluggy
 
 from bltoolbox.config import hooks as hookspecs
-from bltoolbox.config.hooks import API_VERSION, KINDS, PROJECT, Component
+from bltoolbox.config.block import Block
+from bltoolbox.config.hooks import API_VERSION, KINDS, PROJECT, ROLES, Component
+from bltoolbox.config.wording import did_you_mean, reason_of
 from bltoolbox.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
@@ -39,19 +40,6 @@ if TYPE_CHECKING:
 GROUP = "bltoolbox"
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """``"; did you mean 'agd'?"``, or nothing when no choice is near."""
-    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def reason_of(error: BaseException) -> str:
-    """An exception of somebody else's code as the end of a sentence."""
-    text = " ".join(str(error).split())
-    shortened = text if len(text) <= 300 else text[:299] + "…"
-    return f"{type(error).__name__}: {shortened}" if text else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -98,10 +86,9 @@ class Registered:
         cls = getattr(module, class_name, None)
         if not inspect.isclass(cls):
             raise MissingError(f"{self._who} cannot be used: module {module_name} has no class {class_name}")
-        role = _role(self.kind)
-        if not issubclass(cls, role):
+        if not any(vars(base).get("kind") == self.kind for base in cls.__mro__):
             raise MissingError(
-                f"{self._who} cannot be used: {class_name} is not an interfaces.{role.__name__}"
+                f"{self._who} cannot be used: {class_name} does not derive from bltoolbox.plugin.{ROLES[self.kind]}"
             )
         if missing := sorted(getattr(cls, "__abstractmethods__", ())):
             raise MissingError(f"{self._who} cannot be used: {class_name} lacks {', '.join(missing)}")
@@ -109,9 +96,9 @@ class Registered:
 
     def signature(self) -> Signature:
         """Parameters and documentation, from the cache when it holds them."""
-        from bltoolbox.config.cache import cached_signature
+        from bltoolbox.config.cache import cached_signature  # not needed by a list of components
 
-        return cached_signature(self)
+        return cached_signature(self.component.target, self.load, self._who)
 
     @property
     def _who(self) -> str:
@@ -134,6 +121,18 @@ class Registry:
         """All that a plugin offers, clashing or not."""
         everything = [one for group in self._found.values() for one in group if one.plugin == plugin]
         return sorted(everything, key=lambda one: (KINDS.index(one.kind), one.name))
+
+    def build(self, block: Block) -> Any:
+        """Import the class that a block names and make the component, and those nested in it."""
+        from bltoolbox.config.describe import construct
+
+        def nested(inner: Block) -> Any:
+            try:
+                return self.build(inner)
+            except ValueError as error:
+                raise ValueError(f"{inner.name}: {error}") from error
+
+        return construct(self.get(block.kind, block.name).load(), block.options, nested)
 
     def clash(self, registered: Registered) -> str:
         """The sentence when more than one plugin offers this kind and name, else nothing."""
@@ -259,7 +258,11 @@ class _Refused(Exception):
 def _offered(manager: pluggy.PluginManager, plugin: Plugin, loaded: Any) -> list[Component]:
     api = getattr(loaded, "BLT_API", API_VERSION)
     if api != API_VERSION:
-        raise _Refused(f"it is written for plugin API {api}, and this bltoolbox offers API {API_VERSION}")
+        raise _Refused(
+            f"it is written for plugin API {api}, and this bltoolbox offers API {API_VERSION}; import from"
+            " bltoolbox.plugin, adapt the signatures as docs/plugin-api.md lists them, and set BLT_API ="
+            f" {API_VERSION}"
+        )
     if manager.is_registered(loaded):
         raise _Refused(f"its module {plugin.module} is already loaded through another entry point")
     manager.register(loaded, name=f"{plugin.distribution}/{plugin.name}")
@@ -313,10 +316,3 @@ def _import_file(path: Path, name: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _role(kind: str) -> type[Any]:
-    from bltoolbox.bilevel import roles as interfaces
-
-    roles = (cls for cls in vars(interfaces).values() if inspect.isclass(cls))
-    return next(cls for cls in roles if vars(cls).get("kind") == kind)

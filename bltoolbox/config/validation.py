@@ -10,13 +10,13 @@ import math
 import numbers
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
-from dataclasses import fields as dataclass_fields
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from bltoolbox.config.registry import did_you_mean
+from bltoolbox.config.block import Block, plain
 from bltoolbox.config.signatures import Parameter, Type, shown
+from bltoolbox.config.wording import did_you_mean
 from bltoolbox.errors import MissingError
 from bltoolbox.runs.layout import is_component, is_reserved
 
@@ -30,34 +30,6 @@ MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
-class Block:
-    """A component as a recipe names it: its kind, its name and its options, complete with defaults.
-
-    An option that is itself a component is a Block.
-    """
-
-    kind: str
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name} | {key: plain(value) for key, value in self.options.items()}
-
-    def build(self, registry: Registry) -> Any:
-        """Import the class and make the component, and those nested in it."""
-        from bltoolbox.config.describe import construct
-
-        def part(block: Block) -> Any:
-            try:
-                return block.build(registry)
-            except ValueError as error:
-                raise ValueError(f"{block.name}: {error}") from error
-
-        cls = registry.get(self.kind, self.name).load()
-        return construct(cls, self.options, part)
-
-
-@dataclass(frozen=True)
 class Issue:
     """Something wrong at ``where``; on its key rather than its value if ``at_key``.
 
@@ -68,19 +40,6 @@ class Issue:
     message: str
     at_key: bool = False
     missing: bool = False
-
-
-def plain(value: Any) -> Any:
-    """A validated value as JSON and YAML hold it."""
-    if isinstance(value, Block):
-        return value.to_dict()
-    if is_dataclass(value) and not isinstance(value, type):
-        return {known.name: plain(getattr(value, known.name)) for known in dataclass_fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def dotted(where: Where) -> str:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import split
+from bltoolbox.restoration.variational import split
 from bltoolbox.runs.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from bltoolbox.training.listeners import RunResult
+    from bltoolbox.restoration.results import RunResult
 
 _INK, _ACCENT, _SECOND = "#1f2933", "#2563eb", "#d9480f"
 

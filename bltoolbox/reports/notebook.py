@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from bltoolbox.config.shown import renders
+
 if TYPE_CHECKING:
     from bltoolbox.bilevel.events import Listener
     from bltoolbox.config.recipe import Recipe
     from bltoolbox.restoration.evaluation import Evaluation
     from bltoolbox.restoration.model import Model
-    from bltoolbox.training.listeners import RunResult
+    from bltoolbox.restoration.results import RunResult
 
 #: Images that a table names one by one.
 _SHOWN = 12
@@ -30,6 +32,7 @@ def html_table(title: str, rows: Iterable[Sequence[str]], heading: Sequence[str]
     return f"<table><caption>{escape(title)}</caption>{top}<tbody>{body}</tbody></table>"
 
 
+@renders("RunResult")
 def result_html(result: RunResult) -> str:
     rows = [("status", result.status)]
     names = {"measured": "psnr_before", "initial θ": "psnr_initial", "baseline": "psnr_baseline"}
@@ -46,6 +49,7 @@ def result_html(result: RunResult) -> str:
     return html_table("Run", rows)
 
 
+@renders("Evaluation")
 def evaluation_html(evaluation: Evaluation) -> str:
     rows = [("mean", f"{evaluation.psnr_before:.2f}", f"{evaluation.psnr:.2f}")]
     figures = zip(evaluation.labels, evaluation.before, evaluation.after, strict=True)
@@ -55,12 +59,14 @@ def evaluation_html(evaluation: Evaluation) -> str:
     return html_table("PSNR in dB", rows, ("image", "before", "after"))
 
 
+@renders("Model")
 def model_html(model: Model) -> str:
     shapes = [(name, "×".join(map(str, value.shape))) for name, value in model.theta.items()]
     rows = [("regularizer", model.recipe.regularizer.name), ("operator", model.recipe.operator.name)]
     return html_table(f"Model of {model.size:,} parameters", [*rows, *shapes])
 
 
+@renders("Recipe")
 def recipe_html(recipe: Recipe) -> str:
     return (
         f"<details><summary>{escape(repr(recipe))}</summary><pre>{escape(recipe.to_yaml())}</pre></details>"
@@ -75,7 +81,7 @@ def progress(wanted: bool) -> Iterator[list[Listener]]:
         return
     from rich.console import Console
 
-    from bltoolbox.cli.display.progress import Log, Progress
+    from bltoolbox.reports.progress import Log, Progress
 
     console = Console(stderr=True)
     widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import LowerLevel, Problem
-from bltoolbox.bilevel.records import Solution, Status
-from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Solution, Status, Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached
+from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.variational import Variational
 
 
 def psnr(x: Tensor, x_true: Tensor) -> Tensor:
@@ -36,7 +38,7 @@ class Restored:
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation:
+class Evaluation(Shown):
     """PSNR of each image, before (the cold start) and after."""
 
     before: list[float]
@@ -49,11 +51,6 @@ class Evaluation:
         count = len(self.after)
         return f"Evaluation({count} image{'s' * (count != 1)}, PSNR {self.psnr_before:.2f} -> {self.psnr:.2f} dB)"
 
-    def _repr_html_(self) -> str:
-        from bltoolbox.reports.notebook import evaluation_html
-
-        return evaluation_html(self)
-
     @property
     def psnr_before(self) -> float:
         return sum(self.before) / len(self.before)
@@ -63,7 +60,7 @@ class Evaluation:
         return sum(self.after) / len(self.after)
 
 
-def solve_cold(solver: LowerSolver, lower: LowerLevel, tol: float, limit: int) -> Solution:
+def solve_cold(solver: LowerSolver, lower: Lower, tol: float, limit: int) -> Solution:
     """From the operator's start to a distance ``tol`` (a gradient norm where no μ > 0 is known). Not differentiable."""
     with detached():
         solution = solve(solver, lower, lower.start(), lower.gradient_tol(tol), limit=limit)
@@ -74,7 +71,7 @@ def solve_cold(solver: LowerSolver, lower: LowerLevel, tol: float, limit: int) -
 
 
 def evaluate(
-    problem: Problem,
+    problem: Variational,
     theta: Theta,
     samples: Samples,
     solver: LowerSolver,
@@ -102,8 +99,9 @@ def evaluate(
         with allowed(), detached():
             for first in range(0, len(mine), chunk):
                 places = mine[first : first + chunk]
-                x_true, y = samples.batch([positions[place] for place in places])
-                lower = at.on(y)
+                sample = samples.batch([positions[place] for place in places])
+                x_true, lower = sample.truth, at.on(sample.y, sample.context)
+                assert x_true is not None
                 solution = solve_cold(solver, lower, tol, limit)
                 start = lower.start()
                 before += psnr(start, x_true).tolist()

@@ -17,17 +17,20 @@ import torch
 from torch import Tensor
 
 import bltoolbox
-from bltoolbox.bilevel.problem import Problem, split, upgraded
-from bltoolbox.bilevel.roles import LowerSolver, Operator, Theta
+from bltoolbox.bilevel.records import Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached, image_layout
+from bltoolbox.config.block import Block
 from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
-from bltoolbox.config.validation import Block
+from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
+from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.shipped import THETA_FILE as THETA_FILE
 from bltoolbox.restoration.shipped import find_model
 from bltoolbox.restoration.usable import find_flaw, initial_thetas
+from bltoolbox.restoration.variational import Variational, split, upgraded
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
@@ -37,10 +40,10 @@ ImageLike = TypeVar("ImageLike", Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Shown):
     """x̂(θ) as a function of y."""
 
-    problem: Problem
+    problem: Variational
     solver: LowerSolver
     theta: dict[str, Tensor]
     recipe: Recipe
@@ -53,11 +56,6 @@ class Model:
     def __repr__(self) -> str:
         names = self.recipe.regularizer.name, self.recipe.operator.name
         return f"Model(regularizer={names[0]!r}, operator={names[1]!r}, parameters={self.size})"
-
-    def _repr_html_(self) -> str:
-        from bltoolbox.reports.notebook import model_html
-
-        return model_html(self)
 
     def solve(self, y: Tensor | np.ndarray, tol: float | None = None) -> Tensor:
         """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
@@ -75,12 +73,11 @@ class Model:
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
         batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
         try:
-            shape = self.problem.operator.start(batch, split(self.theta, "operator")).shape[1:]
+            shape = self.problem.operator.start(batch, split(self.theta, "operator"), {}).shape[1:]
         except ValueError as error:
             raise BltError(str(error)) from error
-        for component in (self.problem.operator, self.problem.regularizer):
-            if sentence := component.check(shape):
-                raise BltError(sentence)
+        if refusal := self.problem.check(shape):
+            raise BltError(refusal[1])
         at = self.problem.at(self.theta, shape)
         tol = self.recipe.evaluation_tol if tol is None else tol
         x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
@@ -154,9 +151,10 @@ class Model:
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
         """From a run directory, a θ file or the name of a shipped model (``blt models``)."""
+        from bltoolbox.bilevel.device import pick_device
         from bltoolbox.config.recipe import recipe_from_dict
         from bltoolbox.config.registry import load_registry
-        from bltoolbox.training.assemble import DTYPES, pick_device
+        from bltoolbox.training.assemble import DTYPES
         from bltoolbox.training.misfits import refusing_misfits
 
         theta, metadata = read_theta(source)
@@ -168,14 +166,16 @@ class Model:
         except (TypeError, ValueError) as error:
             raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
         recipe = recipe_from_dict(settings, registry=registry)
-        problem = Problem(
-            recipe.operator.build(registry),
-            recipe.regularizer.build(registry),
+        problem = Variational(
+            registry.build(recipe.operator),
+            registry.build(recipe.regularizer),
+            registry.build(recipe.data_term),
+            registry.build(recipe.upper_loss),
             recipe.constraint,
             recipe.strong_convexity,
         )
         with refusing_misfits(str(source)):
-            theta = upgraded(theta, problem.regularizer)
+            theta = upgraded(theta, problem)
         theta = _one_precision(theta, DTYPES[recipe.dtype])
         channels = (1,) if recipe.color == "gray" else (3, *range(1, 33))
         expected = initial_thetas(problem, channels, any(name.startswith("operator.") for name in theta))
@@ -183,7 +183,7 @@ class Model:
             raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in theta.items()}
-        return cls(problem, recipe.lower_solver.build(registry), theta, recipe)
+        return cls(problem, registry.build(recipe.lower_solver), theta, recipe)
 
 
 def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
@@ -208,7 +208,7 @@ def replace_operator(model: Model, section: dict[str, Any], registry: Registry |
     registry = registry or load_registry()
     try:
         recipe = recipe_from_dict(model.recipe.to_dict() | {"operator": section}, registry=registry)
-        return _with_operator(model, recipe.operator.build(registry), recipe)
+        return _with_operator(model, registry.build(recipe.operator), recipe)
     except RecipeError as error:
         raise UsageError("; ".join(problem.message for problem in error.problems)) from error
     except ValueError as error:

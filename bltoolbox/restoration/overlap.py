@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
-from bltoolbox.bilevel.problem import Problem, split
-from bltoolbox.bilevel.roles import Operator, Theta
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import keyed_generator, norm
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.roles import Operator
+from bltoolbox.restoration.variational import Variational, split
 
 #: Part of a change of the measurements that may be left in front of the line.
 LEVEL = 1e-4
@@ -43,10 +44,10 @@ class Overlap:
     left: float
 
 
-def smallest_side(problem: Problem, channels: int) -> int | None:
+def smallest_side(problem: Variational, channels: int) -> int | None:
     """The side of the smallest square image that the components treat; None if there is none of ordinary size."""
     for side in range(1, 513):
-        if not any(one.check((channels, side, side)) for one in (problem.operator, problem.regularizer)):
+        if problem.check((channels, side, side)) is None:
             return side
     return None
 
@@ -62,8 +63,8 @@ def margin(operator: Operator, theta: Theta, channels: int, side: int) -> tuple[
     x = torch.rand(1, channels, outer, outer, generator=generator, dtype=torch.float64).to(reference)
     first = (outer - inner) // 2
     try:
-        whole = operator.apply(x, theta)
-        part = operator.apply(x[:, :, first : first + inner, first : first + inner], theta)
+        whole = operator.apply(x, theta, {})
+        part = operator.apply(x[:, :, first : first + inner, first : first + inner], theta, {})
     except (ValueError, KeyError, RuntimeError):
         return None
     found = {(outer - whole.shape[2], outer - whole.shape[3]), (inner - part.shape[2], inner - part.shape[3])}
@@ -77,7 +78,7 @@ def margin(operator: Operator, theta: Theta, channels: int, side: int) -> tuple[
 
 
 def photographs(
-    problem: Problem,
+    problem: Variational,
     theta: Theta,
     channels: int,
     side: int,
@@ -86,7 +87,7 @@ def photographs(
 ) -> Tensor:
     """Strips of what photographs are made of; ``restore`` solves the problem for measurements."""
     flat, rough = _flat_and_rough(theta, channels, side)
-    clean = problem.operator.apply(flat, split(theta, "operator"))
+    clean = problem.operator.apply(flat, split(theta, "operator"), {})
     dirt = torch.randn(clean.shape, generator=keyed_generator("influence", "noise")).to(clean)
     return torch.cat([restore(clean + noise * dirt), _GRAY + _TEXTURE * rough])
 
@@ -96,7 +97,7 @@ def extremes(theta: Theta, channels: int, side: int) -> Tensor:
     return torch.cat(_flat_and_rough(theta, channels, side))
 
 
-def measure_overlap(problem: Problem, theta: Theta, strips: Tensor) -> Overlap:
+def measure_overlap(problem: Variational, theta: Theta, strips: Tensor) -> Overlap:
     """The smallest overlap that leaves less than ``LEVEL`` of a change in all of these pictures."""
     # In float32 the rounding of H may be larger than what is asked for.
     precise = {name: value.double() for name, value in theta.items()}
@@ -116,18 +117,18 @@ def _flat_and_rough(theta: Theta, channels: int, side: int) -> tuple[Tensor, Ten
     return torch.full_like(noise, _GRAY), noise
 
 
-def _reach(problem: Problem, theta: Theta, strips: Tensor) -> Tensor:
+def _reach(problem: Variational, theta: Theta, strips: Tensor) -> Tensor:
     """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
     x = strips.repeat_interleave(2, dim=0)
     operator, operator_theta = problem.operator, split(theta, "operator")
     with torch.no_grad():
-        y = operator.apply(x, operator_theta)
+        y = operator.apply(x, operator_theta, {})
         generator = keyed_generator("influence", "signs")
         signs = torch.randint(0, 2, y.shape[1:], generator=generator).to(y) * 2 - 1
         change = torch.stack([torch.ones_like(signs), signs] * len(strips))
         change[..., :-_BEYOND] = 0
         system = problem.at(theta, x.shape[1:]).on(y).linearize(x)
-        rhs = operator.adjoint(change, operator_theta)
+        rhs = operator.adjoint(change, operator_theta, {})
         # What is asked for is a small part of the change.
         tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
         method = ConjugateGradients("the reach of a pixel")

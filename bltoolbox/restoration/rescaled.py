@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.records import Constants
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.bilevel.records import Bound, Constants, Theta
+from bltoolbox.restoration.roles import Regularizer
 
 
 class Rescaled(Regularizer):
@@ -36,8 +36,11 @@ class Rescaled(Regularizer):
     def offers(self, method: str) -> bool:
         return self.base.offers(method)
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return self.base.init_params(channels, generator)
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        return self.base.init_params(shape, generator)
+
+    def prepare(self, theta: Theta) -> Theta:
+        return self.base.prepare(theta)
 
     def upgrade(self, theta: Theta) -> dict[str, Tensor]:
         return self.base.upgrade(theta)
@@ -61,10 +64,10 @@ class Rescaled(Regularizer):
         parts = self.base.pairing_gradients(theta, x / self.scale, q)
         return {name: self.scale * part for name, part in parts.items()}
 
-    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
         return self.base.lipschitz(theta, shape)
 
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float | None:
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Bound:
         return self.base.strong_convexity(theta, shape)
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:

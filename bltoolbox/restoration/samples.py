@@ -19,9 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Data, Operator, Theta
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import image_layout, keyed_generator
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.roles import Data, Operator, Sample
 
 #: ITU-R BT.601 luma.
 _LUMA = (0.299, 0.587, 0.114)
@@ -72,18 +73,20 @@ class Samples:
         labels = "\n".join(self.data.label(i) for i in self.ids)
         return hashlib.blake2b(labels.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
-    def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """x* and y of the samples at ``positions`` of this set."""
+    def batch(self, positions: Sequence[int]) -> Sample:
+        """The samples at ``positions`` of this set, with their measurements."""
         ids = [self.ids[position] for position in positions]
         try:
             clean = self._clean(ids)
         except (ValueError, OSError) as error:
             raise BltError(f"an image cannot be had: {error}") from error
         x_true = image_layout(clean.to(self.device, self.dtype))
-        y = self.operator.apply(x_true, self.operator_theta)
-        # Without noise the operator is asked as well: its measurements may be of a form of their own.
-        noise = self.noise * self._noise(ids, y.shape[1:]).to(y) if self.noise else torch.zeros_like(y)
-        return x_true, image_layout(self.operator.add_noise(y, noise))
+        y = self.operator.apply(x_true, self.operator_theta, {})
+        if self.noise:
+            noise = self.noise * self._noise(ids, y.shape[1:]).to(y)
+            mask = self.operator.measured(y, {})
+            y = y + (noise if mask is None else noise * mask)
+        return Sample(positions, image_layout(y), truth=x_true)
 
     def _clean(self, ids: Sequence[int]) -> Tensor:
         images = self._read(ids)

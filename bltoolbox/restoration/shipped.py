@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bltoolbox.config.reading import RECIPE, read_text
-from bltoolbox.config.registry import did_you_mean
+from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import MissingError
 

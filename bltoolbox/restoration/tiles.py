@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bltoolbox.bilevel.memory import return_freed_memory
-from bltoolbox.bilevel.problem import Problem, ProblemAt, split
 from bltoolbox.bilevel.records import Status
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.noise_level import estimate_noise, parse_noise
 from bltoolbox.restoration.overlap import extremes, margin, measure_overlap, photographs, smallest_side
 from bltoolbox.restoration.rescaled import Rescaled
+from bltoolbox.restoration.variational import Variational, VariationalAt, split
 
 if TYPE_CHECKING:
     from bltoolbox.restoration.model import Model
@@ -161,7 +161,7 @@ class Restorer:
                 progress(count + 1, len(tiles))
         return _Cut(out, len(tiles), overlap, seams.largest)
 
-    def _prepare(self, problem: Problem) -> tuple[Problem, int, tuple[int, int] | None]:
+    def _prepare(self, problem: Variational) -> tuple[Variational, int, tuple[int, int] | None]:
         """The problem with the border rule of photographs, its smallest image, and by how much x is larger than y."""
         theta = split(self.model.theta, "operator")
         operator = problem.operator
@@ -180,10 +180,10 @@ class Restorer:
                 return found, side, around
         return problem, 1, None  # of one size only: its own sentence says which when a picture does not fit
 
-    def _refuse_other_measurements(self, problem: Problem, side: int) -> None:
+    def _refuse_other_measurements(self, problem: Variational, side: int) -> None:
         reference = next(iter(self.model.theta.values()))
         x = torch.zeros(1, self.channels, 4 * side, 4 * side).to(reference)
-        measured = problem.operator.apply(x, split(self.model.theta, "operator"))
+        measured = problem.operator.apply(x, split(self.model.theta, "operator"), {})
         if measured.shape[:2] != x.shape[:2]:
             name = self.model.recipe.operator.name
             raise BltError(f"operator {name!r} does not measure pictures, so there is no file to restore")
@@ -226,10 +226,10 @@ class Restorer:
 class _Solver:
     """One noise level: a tile in [0, 1] to a restored one. Counts what happens."""
 
-    def __init__(self, restorer: Restorer, problem: Problem) -> None:
+    def __init__(self, restorer: Restorer, problem: Variational) -> None:
         self.restorer = restorer
         self.problem = problem
-        self.at: dict[tuple[int, ...], ProblemAt] = {}
+        self.at: dict[tuple[int, ...], VariationalAt] = {}
         self.iterations = 0
         self.begin_anew()
 
@@ -259,10 +259,9 @@ class _Solver:
         model = self.restorer.model
         operator = self.problem.operator
         try:
-            shape = tuple(operator.start(y, split(model.theta, "operator")).shape[1:])
-            for component in (operator, self.problem.regularizer):
-                if sentence := component.check(shape):
-                    raise BltError(sentence)
+            shape = tuple(operator.start(y, split(model.theta, "operator"), {}).shape[1:])
+            if refusal := self.problem.check(shape):
+                raise BltError(refusal[1])
             at = self.at.setdefault(shape, self.problem.at(model.theta, shape))
             tol = self.restorer.tol * math.sqrt(math.prod(shape))
             found = solve_cold(model.solver, at.on(y), tol, model.recipe.iteration_limit)

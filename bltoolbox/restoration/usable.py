@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Problem, join, split
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.restoration.roles import Regularizer
+from bltoolbox.restoration.variational import Variational, join, split
 
 #: Sides of the pictures that are tried, the first that the regularizer can treat.
 _SIDES = (16, 64, 256)
@@ -22,7 +23,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 def find_flaw(
-    problem: Problem,
+    problem: Variational,
     theta: Theta,
     expected: Iterable[Theta],
     channels: Iterable[int] = (3, 1, 2, 4),
@@ -51,20 +52,24 @@ def find_flaw(
 
 
 def initial_thetas(
-    problem: Problem, channels: Iterable[int], with_operator: bool = True
+    problem: Variational, channels: Iterable[int], with_operator: bool = True
 ) -> Iterator[dict[str, Tensor]]:
     """What the components begin with, for images of each number of channels that they accept.
 
     Without parameters, a learned operator is the true one.
     """
     for count in channels:
-        generator = keyed_generator("theta", 0)
+        generator, side = keyed_generator("theta", 0), _SIDES[1]
         try:
-            regularizer = problem.regularizer.init_params(count, generator)
-            operator = problem.operator.init_params(count, generator) if with_operator else {}
+            yield join(
+                **{
+                    role: part.init_params((count, side, side), generator)
+                    for role, part in problem.parts.items()
+                    if role != "operator" or with_operator
+                }
+            )
         except ValueError:
             continue
-        yield join(regularizer=regularizer, operator=operator)
 
 
 def _find_overflow(

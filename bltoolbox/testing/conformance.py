@@ -24,7 +24,8 @@ from typing import Any, Literal
 import torch
 
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.registry import Registered, Registry, did_you_mean, load_registry, reason_of
+from bltoolbox.config.registry import Registered, Registry, load_registry
+from bltoolbox.config.wording import did_you_mean, reason_of
 from bltoolbox.errors import BltError, MissingError, UsageError
 from bltoolbox.testing.checks import PROPERTIES, ConformanceFailure, NotApplicable, Property, Subject
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.records import Estimate, Solution
-from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.problem import Lower, Upper
+from bltoolbox.bilevel.records import Accuracy, Ask, Estimate, Solution, Theta
 from bltoolbox.bilevel.tensors import dot, expand, norm
 from bltoolbox.errors import NumericalError
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing.checks.base import normal
 from bltoolbox.testing.checks.numerics import best_difference
 from bltoolbox.testing.reference import energy_gradient, true_residual
@@ -45,7 +45,7 @@ class Link:
         return self.error <= self.allowed
 
 
-def solvable(lower: LowerLevel, reference: Tensor, allowed: float) -> Link:
+def solvable(lower: Lower, reference: Tensor, allowed: float) -> Link:
     """Whether the reference solver got anywhere."""
     residual = float(true_residual(lower, reference).max())
     sentence = (
@@ -56,24 +56,27 @@ def solvable(lower: LowerLevel, reference: Tensor, allowed: float) -> Link:
 
 
 def hypergradient_links(
-    oracle: BilevelOracle, lower: LowerLevel, upper: UpperLoss, reference: Tensor, weights: Tensor, tol: float
+    oracle: BilevelOracle, lower: Lower, upper: Upper, reference: Tensor, weights: Tensor, tol: float
 ) -> tuple[tuple[Link, ...], dict[str, Tensor]]:
     """All links, and z as the recipe's components compute it at tight tolerances."""
     solver, estimator = oracle.solver, oracle.hypergradient
     solution = solve(solver, lower, lower.start(), tol, limit=max(oracle.iteration_limit, 5_000))
-    tols, start = torch.full_like(lower.mu, tol), torch.zeros_like(solution.x)
+    ask = Ask(lower, upper, solution.x, lower.start(), weights, Accuracy(tol), minimise=oracle.minimise)
     try:
-        estimate = estimator.estimate(lower, upper, solution.x, weights, tols, start)
+        estimate = estimator.estimate(ask)
         refusal = ""
     except NumericalError as error:
         nothing = {name: torch.full_like(value, float("nan")) for name, value in lower.theta.items()}
-        infinite = torch.full_like(tols, float("inf"))
-        estimate, refusal = (
-            Estimate(nothing, None, infinite, torch.zeros_like(tols, dtype=torch.long)),
-            str(error),
-        )
+        infinite = torch.full_like(lower.mu, float("inf"))
+        estimate = Estimate(nothing, infinite, torch.zeros_like(infinite, dtype=torch.long))
+        refusal = str(error)
     q = _adjoint(lower, upper, solution.x, estimate)
-    prior, method = type(lower.regularizer).__name__, type(solver).__name__
+    prior = (
+        type(oracle.problem.regularizer).__name__
+        if isinstance(oracle.problem, Variational)
+        else "the problem"
+    )
+    method = type(solver).__name__
     links = (
         _gradient(lower, reference, prior),
         _residual(lower, solution, tol, method),
@@ -93,7 +96,7 @@ def theta_size(theta: Theta) -> float:
     return inner(theta, theta) ** 0.5
 
 
-def _gradient(lower: LowerLevel, x: Tensor, who: str) -> Link:
+def _gradient(lower: Lower, x: Tensor, who: str) -> Link:
     """∇h along a random direction; off the minimiser, where it is not zero."""
     x = x + 0.05 * normal(*x.shape, seed=3)
     v = normal(*x.shape, seed=4)
@@ -106,7 +109,7 @@ def _gradient(lower: LowerLevel, x: Tensor, who: str) -> Link:
     return Link(LOWER, "∇h against differences of h", error, GRADIENT, sentence)
 
 
-def _residual(lower: LowerLevel, solution: Solution, tol: float, who: str) -> Link:
+def _residual(lower: Lower, solution: Solution, tol: float, who: str) -> Link:
     residual = float(lower.residual(solution.x).max())
     sentence = (
         f"{who} ends at a residual of {residual:.2g} where {tol:g} was asked"
@@ -115,7 +118,7 @@ def _residual(lower: LowerLevel, solution: Solution, tol: float, who: str) -> Li
     return Link(LOWER, "residual ‖∇h(x̃)‖", residual, SLACK * tol, sentence)
 
 
-def _distance(lower: LowerLevel, solution: Solution, reference: Tensor, tol: float, who: str) -> Link:
+def _distance(lower: Lower, solution: Solution, reference: Tensor, tol: float, who: str) -> Link:
     """‖x̃ − x̂‖ ≤ tol/μ; where no μ > 0 is known only a gross error can be told."""
     mu = torch.where(lower.mu > 0, lower.mu, 1e-4)
     distance = norm(solution.x - reference) * mu
@@ -128,7 +131,7 @@ def _distance(lower: LowerLevel, solution: Solution, reference: Tensor, tol: flo
     return Link(LOWER, "μ‖x̃ − x̂‖ against the reference", found, SLACK * tol, sentence)
 
 
-def _hessian(lower: LowerLevel, x: Tensor, q: Tensor, who: str) -> Link:
+def _hessian(lower: Lower, x: Tensor, q: Tensor, who: str) -> Link:
     """∇²h along the adjoint, the direction that matters, on the free pixels of x."""
     v = q / expand(norm(q).clamp_min(1e-300), q)
     linearization = lower.linearize(x)
@@ -145,7 +148,7 @@ def _hessian(lower: LowerLevel, x: Tensor, q: Tensor, who: str) -> Link:
 
 
 def _adjoint_residual(
-    lower: LowerLevel, upper: UpperLoss, x: Tensor, estimate: Estimate, tol: float, who: str
+    lower: Lower, upper: Upper, x: Tensor, estimate: Estimate, tol: float, who: str
 ) -> Link:
     if estimate.adjoint is None:
         residual = float(estimate.residual.max())
@@ -161,10 +164,10 @@ def _adjoint_residual(
     return Link(LINEAR, "residual ‖∇g − ∇²h q‖", residual, SLACK * tol, sentence)
 
 
-def _mixed(lower: LowerLevel, x: Tensor, q: Tensor, who: str) -> Link:
+def _mixed(lower: Lower, x: Tensor, q: Tensor, who: str) -> Link:
     """∂_θ⟨∇h, q⟩, the worst of all blocks; at the reference point, with the gradient of the energy."""
-    free = lower.free(x, lower.gradient(x)).to(q) if lower.constrained else torch.ones_like(q)
-    q = q * free
+    free = lower.linearize(x).free
+    q = q if free is None else q * free
     claimed = lower.mixed(x, q, torch.ones_like(lower.mu))
     size = theta_size(claimed)
     worst = Link(MIXED, "∂_θ⟨∇h, q⟩ against differences in θ", 0.0, THETA)
@@ -173,8 +176,8 @@ def _mixed(lower: LowerLevel, x: Tensor, q: Tensor, who: str) -> Link:
         mine = (claimed[name] * d).sum()
 
         def along(t: float, name: str = name, d: Tensor = d) -> Tensor:
-            moved = lower.at.problem.at(lower.theta | {name: lower.theta[name] + t * d}, lower.shape)
-            return dot(energy_gradient(moved.on(lower.y), x), q).sum()
+            moved = lower.at_theta({**lower.theta, name: lower.theta[name] + t * d})
+            return dot(energy_gradient(moved, x), q).sum()
 
         quotient, _ = best_difference(along, mine)
         scale = max(abs(float(quotient)), abs(float(mine)), 1e-4 * size, 1e-300)
@@ -188,7 +191,7 @@ def _mixed(lower: LowerLevel, x: Tensor, q: Tensor, who: str) -> Link:
     return worst
 
 
-def _adjoint(lower: LowerLevel, upper: UpperLoss, x: Tensor, estimate: Estimate) -> Tensor:
+def _adjoint(lower: Lower, upper: Upper, x: Tensor, estimate: Estimate) -> Tensor:
     """The estimator's own q, or one by conjugate gradients where it has none."""
     if estimate.adjoint is not None and bool(torch.isfinite(estimate.adjoint).all()):
         return estimate.adjoint

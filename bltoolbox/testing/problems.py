@@ -2,7 +2,7 @@
 
     oracle = make_oracle(smooth_images(8), Tikhonov(), solver, hypergradient)
     theta = {"regularizer.log_weight": torch.zeros(3, dtype=torch.float64)}
-    z = oracle.on(full_batch(oracle)).hypergradient(theta, tol=1e-8, adjoint_tol=1e-8)
+    z = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-8), Accuracy(1e-8))
 
 With a ``Tikhonov`` regularizer and the plain ``Gain`` operator (A = I), ``x̂``, ``f``, ``∇f`` and the minimiser of f are
 formulas, so that a solver, a hypergradient or an upper-level optimizer can be held against them.
@@ -11,7 +11,8 @@ formulas, so that a solver, a hypergradient or an upper-level optimizer can be h
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -20,18 +21,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import Constraint, Problem
-from bltoolbox.bilevel.records import Batch
-from bltoolbox.bilevel.roles import (
-    Data,
-    HypergradientEstimator,
-    LowerSolver,
-    Operator,
-    Regularizer,
-    Theta,
-)
+from bltoolbox.bilevel.problem import Upper
+from bltoolbox.bilevel.records import Batch, Bound, Rows, Theta
+from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.restoration.roles import Data, DataTerm, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.variational import Constraint, Variational, VariationalTasks
 
 
 class Images(Data):
@@ -71,21 +67,87 @@ class Gain(Operator):
         self.learned = learned
         self.log_gain = log_gain
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         value = torch.full((1,), self.log_gain, dtype=torch.float64)
         return {"log_gain": value} if self.learned else {}
 
-    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         return theta["log_gain"].exp() * x if self.learned else x * math.exp(self.log_gain)
 
-    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
-        return self.apply(y, theta)
+    def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
+        return self.apply(y, theta, context)
 
-    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
-        return (2 * theta["log_gain"]).exp().squeeze() if self.learned else math.exp(2 * self.log_gain)
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
+        squared = (2 * theta["log_gain"]).exp().squeeze() if self.learned else math.exp(2 * self.log_gain)
+        return squared, squared
 
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
-        return self.norm_bound(theta, shape)
+
+class SquaredMisfit(DataTerm):
+    """D(t; y) = ½‖t − y‖²."""
+
+    quadratic = True
+    rescales = True
+
+    def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (t - y).square().flatten(1).sum(1)
+
+    def gradient(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
+        return t - y
+
+    def curvature(self, theta: Theta, t: Tensor, y: Tensor) -> float:
+        return 1.0
+
+    def spectrum(self, theta: Theta, y: Tensor) -> tuple[Bound, Bound]:
+        return 1.0, 1.0
+
+    def third(self, theta: Theta, y: Tensor) -> Bound:
+        return 0.0
+
+    def majorant(self, theta: Theta, t: Tensor, y: Tensor) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class SquaredDistance(Upper):
+    """g(x) = scale·‖x − x*‖², summed in float64."""
+
+    truth: Tensor
+    scale: float = 1.0
+    infimum: float = 0.0
+
+    @property
+    def lipschitz(self) -> float:  # type: ignore[override]
+        return 2 * self.scale
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.scale * (x - self.truth).double().square().flatten(1).sum(1)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return 2 * self.scale * (x - self.truth)
+
+    def take(self, index: Tensor) -> SquaredDistance:
+        return replace(self, truth=self.truth[index])
+
+
+class SquaredLoss(UpperLoss):
+    """The squared distance to the true image."""
+
+    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> SquaredDistance:
+        assert sample.truth is not None
+        return SquaredDistance(sample.truth)
+
+
+def variational(
+    operator: Operator,
+    regularizer: Regularizer,
+    constraint: Constraint = "none",
+    strong_convexity: float = 0.0,
+    samples: Mapping[str, Samples] | None = None,
+) -> Variational:
+    """A problem with the squared misfit and the squared distance."""
+    return Variational(
+        operator, regularizer, SquaredMisfit(), SquaredLoss(), constraint, strong_convexity, samples or {}
+    )
 
 
 class Tikhonov(Regularizer):
@@ -110,8 +172,8 @@ class Tikhonov(Regularizer):
         self.weight = weight
         self.condition = condition
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"log_weight": torch.full((channels,), math.log(self.weight), dtype=torch.float64)}
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        return {"log_weight": torch.full((shape[0],), math.log(self.weight), dtype=torch.float64)}
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return 0.5 * (self._curvature(theta, x) * x.square()).sum((1, 2, 3))
@@ -184,14 +246,14 @@ def make_oracle(
 ) -> BilevelOracle:
     """An oracle for ``images`` with Gaussian noise; ``options`` are those of ``BilevelOracle``, e.g. ``chunk``."""
     operator = operator or Gain()
-    problem = Problem(operator, regularizer, constraint, strong_convexity)
     samples = Samples(
         Images(images), operator, noise=noise, seed=seed, dtype=dtype, operator_theta=operator_theta
     )
-    return BilevelOracle(problem, samples, solver, hypergradient, **options)
+    problem = variational(operator, regularizer, constraint, strong_convexity, {"training": samples})
+    return BilevelOracle(problem, VariationalTasks(problem, samples), solver, hypergradient, **options)
 
 
 def full_batch(oracle: BilevelOracle) -> Batch:
     """All samples of an oracle, with weight 1."""
-    m = len(oracle.samples)
+    m = len(oracle.tasks)
     return Batch(range(m), [1.0] * m)

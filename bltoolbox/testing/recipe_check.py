@@ -17,7 +17,7 @@ Each link of z = −∂_θ⟨∇h(x̃, θ), q⟩, ∇²h q = ∇g, is then tried
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.problem import Lower, Upper
+from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry
 from bltoolbox.testing.checks.base import normal
@@ -86,34 +86,31 @@ class _Bench:
 
     oracle: BilevelOracle
     theta: dict[str, Tensor]
-    x_true: Tensor
-    y: Tensor
+    ids: Sequence[int]
     weights: Tensor
 
-    def lower(self, theta: Theta | None = None) -> LowerLevel:
-        chosen = self.theta if theta is None else theta
-        return self.oracle.problem.at(chosen, self.oracle.samples.shape).on(self.y)
+    def at(self, theta: Theta | None = None) -> tuple[Lower, Upper]:
+        """The lower level and the loss of the samples."""
+        return self.oracle.tasks.at(self.theta if theta is None else theta, Counter()).on(self.ids)
 
     def value(self, theta: Theta, start: Tensor) -> float:
         """f by the reference solver."""
-        x = reference_solve(self.lower(theta), start, REFERENCE)
-        return float(self.weights @ UpperLoss(self.x_true).value(x))
+        lower, upper = self.at(theta)
+        return float(self.weights @ upper.value(reference_solve(lower, start, REFERENCE)))
 
 
 def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> RecipeCheck:
     """Compare z with central differences of f on the first samples of a recipe, and find the cause of an error."""
     bench = _assemble(recipe, registry, samples)
-    lower = bench.lower()
+    lower, upper = bench.at()
     reference = reference_solve(lower, lower.start(), REFERENCE)
     if not (unsolved := solvable(lower, reference, SOLVED)).ok:
-        return _conclude(recipe, len(bench.y), (), (unsolved,), biased=False)
-    links, z = hypergradient_links(
-        bench.oracle, lower, UpperLoss(bench.x_true), reference, bench.weights, TIGHT
-    )
+        return _conclude(recipe, len(bench.ids), (), (unsolved,), biased=False)
+    links, z = hypergradient_links(bench.oracle, lower, upper, reference, bench.weights, TIGHT)
     z = bench.oracle.problem.project_gradient(z)
     rows = tuple(_compare(bench, z, name, d, reference) for name, d in _directions(bench, z))
     biased = not bench.oracle.hypergradient.exact
-    return _conclude(recipe, len(bench.y), rows, links, biased)
+    return _conclude(recipe, len(bench.ids), rows, links, biased)
 
 
 def _assemble(recipe: Recipe, registry: Registry, samples: int) -> _Bench:
@@ -121,9 +118,9 @@ def _assemble(recipe: Recipe, registry: Registry, samples: int) -> _Bench:
     settings = dataclasses.replace(recipe, dtype="float64", device="cpu", evaluation=None, baseline=None)
     experiment = assemble(settings, registry)
     oracle = experiment.oracle
-    x_true, y = oracle.samples.batch(range(min(samples, len(oracle.samples))))
-    weights = torch.full((len(y),), 1 / len(y), dtype=torch.float64)
-    return _Bench(oracle, dict(experiment.theta), x_true, y, weights)
+    ids = range(min(samples, len(oracle.tasks)))
+    weights = torch.full((len(ids),), 1 / len(ids), dtype=torch.float64)
+    return _Bench(oracle, dict(experiment.theta), ids, weights)
 
 
 def _directions(bench: _Bench, z: Theta) -> Iterator[tuple[str, dict[str, Tensor]]]:

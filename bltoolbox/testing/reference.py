@@ -10,24 +10,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.tensors import dot, expand, norm
 
 
-def energy_gradient(lower: LowerLevel, x: Tensor) -> Tensor:
+def energy_gradient(lower: Lower, x: Tensor) -> Tensor:
     """∇h by autograd through the energy alone."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(lower.energy(x).sum(), x)[0]
 
 
-def true_residual(lower: LowerLevel, x: Tensor, gradient: Tensor | None = None) -> Tensor:
+def true_residual(lower: Lower, x: Tensor, gradient: Tensor | None = None) -> Tensor:
     """Norm of the shortest element of ∇h + N_C, with that gradient."""
     return lower.residual(x, energy_gradient(lower, x) if gradient is None else gradient)
 
 
 @torch.no_grad()
-def reference_solve(lower: LowerLevel, start: Tensor, tol: float, limit: int = 20_000) -> Tensor:
+def reference_solve(lower: Lower, start: Tensor, tol: float, limit: int = 20_000) -> Tensor:
     """x̂ to a gradient norm of ``tol`` in float64, or as far as ``limit`` iterations and rounding allow."""
     x = point = lower.project(start.double())
     gradient = energy_gradient(lower, x)
@@ -55,7 +55,7 @@ def reference_solve(lower: LowerLevel, start: Tensor, tol: float, limit: int = 2
     return best
 
 
-def _descend(lower: LowerLevel, x: Tensor, gradient: Tensor, lipschitz: Tensor) -> tuple[Tensor, Tensor]:
+def _descend(lower: Lower, x: Tensor, gradient: Tensor, lipschitz: Tensor) -> tuple[Tensor, Tensor]:
     """P_C(x − ∇h/L), L doubled until the curvature met on the way is at most L."""
     for _ in range(60):
         new = lower.project(x - gradient / expand(lipschitz, x))

@@ -1,1 +1,5 @@
-"""training."""
+"""Learning θ: from a recipe to an experiment, the upper loop, checkpoints, resuming, the tuned baseline, sweeps.
+
+May import every room but ``reports`` and ``testing``. A change here can break exact resume and what a run leaves on
+disk.
+"""

@@ -6,27 +6,32 @@ Nothing is written to disk here, so that a combination that cannot work costs no
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.device import pick_device, set_precision
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import Problem, join, split, upgraded
-from bltoolbox.bilevel.roles import Data, Operator, Sampler, Theta
+from bltoolbox.bilevel.records import Theta
+from bltoolbox.bilevel.roles import Sampler
 from bltoolbox.bilevel.tensors import detached, keyed_generator
+from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits
-from bltoolbox.config.recipe import Block, Recipe
+from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
-from bltoolbox.errors import BltError, MissingError, RecipeError, UsageError
+from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.restoration.model import read_theta
+from bltoolbox.restoration.roles import Data, Operator
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
+from bltoolbox.restoration.variational import Variational, VariationalTasks, join, split, upgraded
 from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.listeners import Guarded, Listener
+from bltoolbox.training.listeners import Guarded
 from bltoolbox.training.splits import hold_out, shared
 
 log = logging.getLogger(__name__)
@@ -42,17 +47,26 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     check_partners(recipe, registry)
     parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
     operator, regularizer = parts["operator"], parts["regularizer"]
-    problem = Problem(operator, regularizer, recipe.constraint, recipe.strong_convexity, recipe.loss_scale)
     train, validation, evaluation = _samples(recipe, registry, operator, device)
-    for samples in (train, validation, evaluation):
-        for key in ("operator", "regularizer"):
-            if samples is not None and (sentence := parts[key].check(samples.shape)):
-                raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {sentence}")
+    splits = {"training": train, "validation": validation, "evaluation": evaluation}
+    problem = Variational(
+        operator,
+        regularizer,
+        parts["data_term"],
+        parts["upper_loss"],
+        recipe.constraint,
+        recipe.strong_convexity,
+        {name: samples for name, samples in splits.items() if samples is not None},
+    )
+    for samples in problem.samples.values():
+        if refusal := problem.check(samples.shape):
+            role, sentence = refusal
+            raise _refusal(recipe, role, f"{getattr(recipe, role).name}: {sentence}")
     if recipe.on_divergence == "shrink-step" and not parts["upper_optimizer"].offers("shorten"):
         name = recipe.upper_optimizer.name
         raise _refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
-    theta = _initial_theta(recipe, problem, train.shape[0], train.dtype, device)
+    theta = _initial_theta(recipe, problem, train.dtype, device)
     if ranks.first and not (regularizer.convex or _definite(problem, theta, train.shape)):
         log.warning(
             "regularizer %r is not convex, and operator %r is not known to make up for it: the lower level may have"
@@ -63,7 +77,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         )
     oracle = BilevelOracle(
         problem,
-        train,
+        VariationalTasks(problem, train),
         parts["lower_solver"],
         parts["hypergradient"],
         chunk=recipe.chunk,
@@ -77,6 +91,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     loggers = [Guarded(block.name, _logger(recipe, block, registry)) for block in recipe.loggers]
     return Experiment(
         recipe=recipe,
+        problem=problem,
         oracle=oracle,
         sampler=parts["sampler"],
         sampler_state=sampler_state,
@@ -89,72 +104,40 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     )
 
 
-def _definite(problem: Problem, theta: Theta, shape: Sequence[int]) -> bool:
+def _definite(problem: Variational, theta: Theta, shape: Sequence[int]) -> bool:
     """Whether the data term, with what the recipe adds, is strongly convex, and how far from convex R is, is known."""
-    data = problem.operator.strong_convexity(split(theta, "operator"), shape)
-    definite = (0.0 if data is None else float(data)) + problem.strong_convexity > 0
-    return definite and float(problem.at(theta, shape).mu) > -math.inf
+    least, _ = problem.operator.spectrum(split(theta, "operator"), shape, {})
+    definite = (0.0 if least is None else float(least)) + problem.strong_convexity > 0
+    return definite and problem.at(theta, shape).prior_convexity is not None
 
 
-_SINGLE = ("operator", "regularizer", "lower_solver", "hypergradient", "sampler", "upper_optimizer")
+_SINGLE = (
+    "operator",
+    "data_term",
+    "regularizer",
+    "upper_loss",
+    "lower_solver",
+    "hypergradient",
+    "sampler",
+    "upper_optimizer",
+)
 
 
 def build(recipe: Recipe, key: str, registry: Registry) -> Any:
     """The component of one section of a recipe; what its constructor refuses is a problem of that section."""
     block = getattr(recipe, key)
     try:
-        return block.build(registry)
+        return registry.build(block)
     except ValueError as error:
         raise _refusal(recipe, key, f"{block.name}: {error}") from error
 
 
 def _logger(recipe: Recipe, block: Block, registry: Registry) -> Listener:
     try:
-        logger: Listener = block.build(registry)
+        logger: Listener = registry.build(block)
     except ValueError as error:
         raise _refusal(recipe, "loggers", f"{block.name}: {error}") from error
     return logger
-
-
-def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
-    """`auto` is the first CUDA device if there is one, else the CPU. Each of several ranks has a device of its own."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if ranks.size > 1 and name.startswith("cuda"):
-        if name != "cuda":
-            raise MissingError(
-                f"device {name!r} is one, for {ranks.size} ranks; use cuda, and each has its own"
-            )
-        name = f"cuda:{ranks.local}"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise MissingError(f"device {name!r} is not known to torch; use auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        try:
-            torch.zeros(1, device=device, dtype=torch.float64).sum().item()
-        except Exception as error:
-            raise MissingError(f"device {name!r} cannot be used here; use auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise MissingError(
-            f"device {name!r} is not available: torch sees no CUDA device here; use device=cpu or auto"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise MissingError(
-            f"device {name!r} is not available: there are {torch.cuda.device_count()} CUDA devices"
-            + (", and each rank needs one of its own" if ranks.size > 1 else "")
-        )
-    return device
-
-
-def set_precision(tf32: bool) -> None:
-    """Say what CUDA may do with float32, rather than leave it to the defaults of a version of torch."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)
-    if convolutions is None:  # before torch 2.9
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        return
-    for owner in (torch.backends.cuda.matmul, convolutions):
-        owner.fp32_precision = "tf32" if tf32 else "ieee"
 
 
 def check_partners(recipe: Recipe, registry: Registry) -> None:
@@ -260,25 +243,17 @@ def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:
 
 
 def _initial_theta(
-    recipe: Recipe,
-    problem: Problem,
-    channels: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    recipe: Recipe, problem: Variational, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    generator = keyed_generator("theta", recipe.seed)
-    theta = join(
-        regularizer=problem.regularizer.init_params(channels, generator),
-        operator=problem.operator.init_params(channels, generator),
-    )
+    theta = problem.init_params(keyed_generator("theta", recipe.seed))
     if recipe.init is not None:
         theta = _read_initial(recipe, problem, theta)
     return {name: value.detach().to(device, dtype) for name, value in theta.items()}
 
 
-def _read_initial(recipe: Recipe, problem: Problem, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     try:
-        saved = upgraded(read_theta(str(recipe.init))[0], problem.regularizer)
+        saved = upgraded(read_theta(str(recipe.init))[0], problem)
     except BltError as error:
         raise _refusal(recipe, "init", str(error)) from error
 
@@ -288,12 +263,12 @@ def _read_initial(recipe: Recipe, problem: Problem, expected: dict[str, Tensor])
 
 
 def _baseline(
-    recipe: Recipe, registry: Registry, problem: Problem, train: Samples
-) -> tuple[Problem, dict[str, Tensor]] | None:
+    recipe: Recipe, registry: Registry, problem: Variational, train: Samples
+) -> tuple[Variational, dict[str, Tensor]] | None:
     if recipe.baseline is None:
         return None
     regularizer = build(recipe, "baseline", registry)
-    theta = join(regularizer=regularizer.init_params(train.shape[0], keyed_generator("theta", recipe.seed)))
+    theta = join(regularizer=regularizer.init_params(train.shape, keyed_generator("theta", recipe.seed)))
     if (size := sum(value.numel() for value in theta.values())) > 2:
         raise _refusal(
             recipe,
@@ -301,7 +276,7 @@ def _baseline(
             f"{recipe.baseline.name!r} has {size} parameters; a baseline has at most two, such as tv",
         )
     theta = {name: value.to(train.device, train.dtype) for name, value in theta.items()}
-    return Problem(problem.operator, regularizer, problem.constraint, problem.strong_convexity), theta
+    return replace(problem, regularizer=regularizer), theta
 
 
 def _refusal(recipe: Recipe, key: str, message: str) -> RecipeError:

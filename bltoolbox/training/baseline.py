@@ -14,12 +14,14 @@ from typing import Any
 
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import LowerLevel, Problem
-from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Rows, Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, BudgetExhausted, NumericalError
 from bltoolbox.restoration.evaluation import evaluate
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.variational import Variational
 
 #: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm),
 #: and its final width.
@@ -39,7 +41,7 @@ class Tuned:
 
 
 def tune(
-    problem: Problem,
+    problem: Variational,
     theta: Theta,
     samples: Samples,
     solver: LowerSolver,
@@ -74,7 +76,7 @@ class _Search:
     """Tries parameters, and remembers the best."""
 
     def __init__(
-        self, problem: Problem, samples: Samples, solver: _Stoppable, options: dict[str, Any]
+        self, problem: Variational, samples: Samples, solver: _Stoppable, options: dict[str, Any]
     ) -> None:
         self.problem, self.samples, self.solver, self.options = problem, samples, solver, options
         self.trials = self.iterations = 0
@@ -110,10 +112,10 @@ class _Stoppable(LowerSolver):
         if self.stop():
             raise BudgetExhausted("the budget is spent")
 
-    def init(self, lower: LowerLevel, x0: Tensor) -> Any:
-        return self.solver.init(lower, x0)
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> Any:
+        return self.solver.init(lower, x0, kept)
 
-    def step(self, lower: LowerLevel, state: Any) -> Any:
+    def step(self, lower: Lower, state: Any) -> Any:
         self.check()
         return self.solver.step(lower, state)
 

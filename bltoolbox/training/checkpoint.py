@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.warm_starts import MAPPED, Store
+from bltoolbox.bilevel.warm_starts import MAPPED, Stores
 from bltoolbox.config.reading import CHECKPOINT, FileRefused, file_size, open_file
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError
@@ -44,6 +44,8 @@ _SLACK = 3
 
 #: Files that belong to a checkpoint: segments, what ranks keep for themselves, and rows on their way into memory.
 _PART = re.compile(r"(warm|own)-[0-9]{8,18}(-p[0-9]+)?(-[0-9]+of[0-9]+)?\.ckpt|warm-[a-z0-9_]{8}\.rows")
+#: Stores that older checkpoints knew by another name.
+_RENAMED = {"adjoints": "memory.adjoint"}
 
 
 class DamagedCheckpoint(BltError):
@@ -122,12 +124,11 @@ def _names_segment(entry: Any) -> bool:
 class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
-    def __init__(self, folder: Path, stores: Mapping[str, Store], ranks: Ranks = ALONE) -> None:
+    def __init__(self, folder: Path, stores: Stores, ranks: Ranks = ALONE) -> None:
         self.folder = folder
         self.stores = stores
         self.ranks = ranks
-        for store in stores.values():
-            store.folder = folder
+        stores.lie_in(folder)
         #: Those of all ranks, the same on each.
         self.segments: list[tuple[str, int]] = []
         self.number = 0
@@ -213,7 +214,7 @@ class Checkpoints:
             for segment in self._own_segments(manifest):
                 with refusing_misfits(segment.name):
                     for kind, held in read_checked(segment).items():
-                        self.stores[kind].restore(held)
+                        self.stores[_RENAMED.get(kind, kind)].restore(held)
             for store in self.stores.values():
                 store.settle()
             self.segments = [(str(segment), int(count)) for segment, count in manifest["segments"]]

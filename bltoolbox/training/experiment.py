@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import Problem
-from bltoolbox.bilevel.records import Batch, Cost, Step
-from bltoolbox.bilevel.roles import Sampler, Theta, UpperOptimizer
+from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
+from bltoolbox.bilevel.roles import Sampler, UpperOptimizer
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.distributed.ranks import ALONE, RankFailed, RankLost, Ranks
 from bltoolbox.errors import BudgetExhausted, NumericalError, explain
 from bltoolbox.restoration.evaluation import Evaluation, evaluate
 from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.training.baseline import tune
-from bltoolbox.training.listeners import Check, Keeper, Listener, RunResult
+from bltoolbox.training.listeners import Keeper
 from bltoolbox.training.misfits import check_state, refusing_misfits
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class Experiment:
     """A recipe, assembled."""
 
     recipe: Recipe
+    problem: Variational
     oracle: BilevelOracle
     sampler: Sampler
     sampler_state: dict[str, Any]
@@ -73,18 +76,14 @@ class Experiment:
     theta: dict[str, Tensor]
     validation: Samples | None = None
     evaluation: Samples | None = None
-    baseline: tuple[Problem, dict[str, Tensor]] | None = None
+    baseline: tuple[Variational, dict[str, Tensor]] | None = None
     loggers: Sequence[Listener] = ()
     #: Where the run is written, if anywhere.
     run_dir: Path | None = None
 
     @property
-    def problem(self) -> Problem:
-        return self.oracle.problem
-
-    @property
     def train(self) -> Samples:
-        return self.oracle.samples
+        return self.problem.samples["training"]
 
     def find_flaw(self, theta: Theta, constants: bool = True) -> str | None:
         """Why θ cannot be used with this recipe, if so."""
@@ -412,7 +411,7 @@ class _Run:
         self._tell("phase", sentence)
         return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep)
 
-    def _restore(self, problem: Problem, theta: Theta, samples: Samples, keep: int = 0) -> Evaluation:
+    def _restore(self, problem: Variational, theta: Theta, samples: Samples, keep: int = 0) -> Evaluation:
         oracle = self.experiment.oracle
         restored = evaluate(problem, theta, samples, oracle.solver, keep=keep, **self._options())
         oracle.charge(Cost(evaluation_iterations=restored.iterations))

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.records import Cost
-from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.records import Cost, Theta
 from bltoolbox.errors import BltError, explain
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
             raise ValueError(f"{key} is not a number")
     if not isinstance(content["ended"], str | None):
         raise ValueError("the reason why the run ended is not a text")
-    for store in (experiment.oracle.solutions, experiment.oracle.adjoints):
+    for store in (experiment.oracle.solutions,):
         _check_rows(store, tuple(experiment.train.shape))
 
 

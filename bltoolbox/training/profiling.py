@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import profiler
 
-from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.events import Listener
+from bltoolbox.bilevel.records import Theta
+from bltoolbox.restoration.results import RunResult
 from bltoolbox.runs.files import write_bytes
-from bltoolbox.training.listeners import Listener, RunResult
 
 if TYPE_CHECKING:
     from bltoolbox.training.experiment import Experiment

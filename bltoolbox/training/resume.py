@@ -16,10 +16,11 @@ from bltoolbox.errors import BltError, UsageError
 from bltoolbox.runs.history import RECIPE_FILE, is_run, read_status
 
 if TYPE_CHECKING:
+    from bltoolbox.bilevel.events import Listener
     from bltoolbox.config.registry import Registry
     from bltoolbox.distributed.ranks import Ranks
+    from bltoolbox.restoration.results import RunResult
     from bltoolbox.training.experiment import Experiment
-    from bltoolbox.training.listeners import Listener, RunResult
     from bltoolbox.training.run_dir import RunDirectory
 
 

@@ -24,7 +24,8 @@ from typing import IO, Any
 import torch
 
 import bltoolbox
-from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.events import Listener
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.config.printable import printable
 from bltoolbox.config.reading import open_file
 from bltoolbox.distributed.launch import invocation
@@ -32,6 +33,7 @@ from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.reports.html.build import REPORT_FILE
 from bltoolbox.restoration.model import THETA_FILE, encode
+from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.runs.files import (
     append_to,
     json_line,
@@ -48,7 +50,6 @@ from bltoolbox.runs.locks import LOCK_FILE, locked
 from bltoolbox.runs.output_names import refuse_unusable_name
 from bltoolbox.training.checkpoint import Checkpoints
 from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.listeners import Check, Listener, RunResult
 
 #: At most this share of the time goes into checkpoints, however often they are wanted.
 _SHARE = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bltoolbox.bilevel.roles import Data
+from bltoolbox.restoration.roles import Data
 
 
 def hold_out(data: Data, count: int) -> tuple[Sequence[int], Sequence[int]]:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits, listed
 from bltoolbox.config.hooks import KINDS, LISTS, PROJECT
 from bltoolbox.config.registry import Registered, Registry, load_registry
 from bltoolbox.config.signatures import Parameter, Signature
-from bltoolbox.config.validation import Block
 from bltoolbox.config.yaml_text import dump, dump_inline
 from bltoolbox.errors import MissingError
 from docs.generate.markdown import code, fence, first_paragraph, prose, sentence, table
-from docs.generate.plugin_api import role
+from docs.generate.plugin_api import optional, role
 from docs.generate.recipes import default, kind
 
 INTRODUCTION = """
@@ -31,6 +31,7 @@ WIDTH = 100
 ASKS = {
     "full_batch": "a sampler that gives all samples at each step",
     "needs_bound": "a hypergradient with an adjoint, for an error bound",
+    "needs_truth": "true images",
 }
 GIVES = {
     "convex": "convexity in x",
@@ -40,31 +41,52 @@ GIVES = {
     "gives_adjoint": "an adjoint, hence error bounds",
     "handles_constraint": "iterates within a constraint on x",
     "handles_floor": "a stop of its own where the dtype allows no more accuracy",
+    "quadratic": "a curvature that does not depend on x",
+    "rescales": "the same form at every noise level",
+    "smooth": "differentiability in x",
+    "tilable": "large pictures in tiles",
 }
-#: The optional methods of the roles, as what a component has that implements them.
+#: The optional methods of the roles, as what a component has that implements them; by kind where they differ.
 OFFERS = {
-    "add_noise": "noise of its own form",
     "analyse": "an analysis operator",
+    "analysis_norm": "a bound of its analysis operator",
     "check": "a check of the image size",
+    "check_measurements": "a check of the measurements",
+    "clean": "true images",
     "constants": "constants for certified error bounds",
+    "context": "what the operator needs to know of each image",
+    "data.measured": "recorded measurements",
+    "extra_channels": "auxiliary variables",
     "gradient": "an analytic gradient",
     "group": "which of its images belong together",
     "init_params": "parameters that can be learned",
+    "inverse": "the inverse Hessian that it builds",
+    "keeps": "a memory of each sample",
     "label": "names of its images",
     "linearize": "analytic Hessian products",
     "lipschitz": "a certified Lipschitz constant",
     "majorant": "majorant weights",
-    "norm_bound": "a bound of its norm",
+    "measured": "a mask of what is measured",
+    "observe": "an eye on what a step saw",
     "pairing": "an analytic mixed derivative",
     "pairing_gradients": "mixed derivatives sample by sample",
+    "penalty": "a penalty on θ",
+    "persists": "warm starts beside x",
     "pictures": "pictures of what was learned",
     "potentials": "curves of its potentials",
+    "prepare": "work on θ that is done once",
     "project": "a projection of θ",
     "project_gradient": "a projection of the hypergradient",
+    "prox": "a proximal map",
+    "prox_potential": "a proximal map of its potential",
     "shorten": "steps that can be made shorter",
+    "spectrum": "bounds of its spectrum",
+    "split": "a target made of measurements",
     "start": "a start of its own for a cold solve",
     "strong_convexity": "a strong convexity constant",
+    "symbol": "eigenvalues by frequency",
     "synthesise": "its adjoint, the synthesis operator",
+    "third": "a bound of its third derivative",
     "upgrade": "θ files of earlier versions",
 }
 
@@ -151,12 +173,17 @@ def _partners(one: Registered, registry: Registry) -> Iterator[str]:
     if asks:
         yield f"Needs {listed(asks, 'and')}."
     gives = [GIVES[flag] for flag in traits.flags if flag in GIVES]
-    optional = [method.name for method in role(one.kind).methods if not method.required]
-    gives += [f"{OFFERS[name]} (`{name}`)" for name in optional if name in traits.offers and name in OFFERS]
+    names = [method.name for method in optional(one.kind) if method.name in traits.offers]
+    gives += [f"{words(one.kind, name)} (`{name}`)" for name in names]
     if gives:
         yield f"Offers {listed(gives, 'and')}."
     if misfits := _misfits(one, registry):
         yield f"Does not go with {listed(misfits, 'or')}."
+
+
+def words(kind: str, method: str) -> str:
+    """What a component of a kind has that implements a method."""
+    return OFFERS.get(f"{kind}.{method}") or OFFERS[method]
 
 
 def _misfits(one: Registered, registry: Registry) -> list[str]:

@@ -10,28 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bltoolbox.config.hooks import API_VERSION, KINDS
+from bltoolbox import plugin
+from bltoolbox.config.hooks import API_VERSION, KINDS, ROLES
 from bltoolbox.config.registry import GROUP
 from docs.generate.markdown import code, fence, prose, table
 
-PACKAGE = Path(__file__).parents[2] / "bltoolbox"
-
-#: What an author meets beside the roles, by module.
-RECORDS = {
-    "interfaces": ("SolverState", "Oracle"),
-    "events": ("Listener",),
-    "problem": ("LowerLevel", "Linearization", "UpperLoss"),
-    "results": (
-        "Batch",
-        "Estimate",
-        "Constants",
-        "Potentials",
-        "Scales",
-        "Step",
-        "Value",
-        "HypergradientResult",
-    ),
-}
+ROOT = Path(__file__).parents[2]
+HOOKS = "bltoolbox.config.hooks"
 
 
 @dataclass(frozen=True)
@@ -51,51 +36,112 @@ class Class:
     name: str
     doc: str
     kind: str
+    bases: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
     methods: tuple[Method, ...]
     flags: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Definition:
+    """A function, or a name that stands for a type or a value."""
+
+    head: str
+    doc: str
+
+
 def page() -> str:
-    hooks = _source("hookspecs")
-    roles = classes("interfaces")
+    hooks = _source(HOOKS)
     parts = [
         "# Plugin API",
         f"Version {API_VERSION}. [Write a plugin](write-a-plugin.md) is the guide to it; `blt check` tries whether a "
-        "component keeps to it.",
+        "component keeps to it. Every name on this page is imported from `bltoolbox.plugin`.",
         "## The hook",
         f"An entry point of the group `{GROUP}` names a module that defines this function, marked with `@hookimpl`:",
         *_function(hooks, "blt_components"),
-        "`Component` and `hookimpl` are in `bltoolbox.config.hooks`. The module may set "
+        "The module imports `Component` and `hookimpl`, which are light, and no component. It may set "
         f"`BLT_API = {API_VERSION}`, the version it is written for; another number is refused with a sentence.",
-        *_class(classes("hookspecs")["Component"], "###"),
+        *_class(classes(HOOKS)["Component"]),
         f"The kinds are {', '.join(map(code, KINDS))}: the sections of a recipe, which has a list of `loggers`.",
         "## Roles",
-        prose(_doc(_source("interfaces")).partition("\n\n")[2]),
-        table(
-            ("kind", "implement", "needed", "optional"),
-            [_overview(one) for one in roles.values() if one.kind],
-        ),
-        *_class(roles["Role"], "###"),
+        prose(_doc(_source("bltoolbox.bilevel.roles")).partition("\n\n")[2]),
+        table(("kind", "implement", "needed", "optional"), [_overview(role(kind)) for kind in KINDS]),
     ]
-    for kind in KINDS:
-        parts += _class(role(kind), "###")
+    for name in ("Role", "Parametric", *(ROLES[kind] for kind in KINDS)):
+        parts += _class(_named(name))
     parts.append("## What a component is given, and what it returns")
-    for module, names in RECORDS.items():
-        for name in names:
-            parts += _class(classes(module)[name], "###", f"bltoolbox.{module}")
+    for name in _others():
+        parts += _class(_named(name))
+    parts += ["## Types and functions", *_definitions()]
     return "\n\n".join(parts)
 
 
 def role(kind: str) -> Class:
     """The role class of a kind."""
-    return next(one for one in classes("interfaces").values() if one.kind == kind)
+    return _named(ROLES[kind])
+
+
+def optional(kind: str) -> list[Method]:
+    """The methods that a component may implement, those of ``Parametric`` included."""
+    one = role(kind)
+    own = [method for base in one.bases if base == "Parametric" for method in _named(base).methods]
+    methods = {method.name: method for method in (*own, *one.methods)}
+    return [method for method in methods.values() if not method.required]
+
+
+def documented() -> set[str]:
+    """Every name that this page explains."""
+    heads = {definition.head.partition("(")[0].split()[0] for _, definition in _defined()}
+    return {"Component", "hookimpl", "Role", "Parametric", *ROLES.values(), *_others(), *heads}
+
+
+def _named(name: str) -> Class:
+    return classes(plugin._WHERE[name])[name]
+
+
+def _others() -> list[str]:
+    """The classes beside the roles, in the order of their modules and of the text there."""
+    roles = {"Role", "Parametric", *ROLES.values()}
+    return [
+        name
+        for module, names in plugin._HOME.items()
+        for name in classes(module)
+        if name in names and name not in roles
+    ]
+
+
+def _defined() -> Iterator[tuple[str, Definition]]:
+    """Functions, types and constants of ``bltoolbox.plugin``, with their modules."""
+    for module, names in plugin._HOME.items():
+        found = definitions(module)
+        yield from ((module, found[name]) for name in names if name in found)
+
+
+def _definitions() -> Iterator[str]:
+    yield "\n".join(
+        f"* `{definition.head}`"
+        + (f"  \n{textwrap.indent(prose(definition.doc), '  ')}" if definition.doc else "")
+        for _, definition in _defined()
+    )
+
+
+@cache
+def definitions(module: str) -> dict[str, Definition]:
+    """The public functions and assigned names of a module."""
+    tree, lines, found = _source(module), _text(module).splitlines(), {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            method = _method(node)
+            found[node.name] = Definition(method.head, method.doc)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = Definition(ast.unparse(node), _comment(node, lines))
+    return {name: one for name, one in found.items() if not name.startswith("_")}
 
 
 @cache
 def classes(module: str) -> dict[str, Class]:
-    """The public classes of a module of the toolbox."""
-    text = (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+    """The public classes of a module of the toolbox, in the order of its text."""
+    text = _text(module)
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     return {node.name: _read(node, text.splitlines()) for node in nodes if not node.name.startswith("_")}
 
@@ -111,8 +157,8 @@ def _read(node: ast.ClassDef, lines: Sequence[str]) -> Class:
             kind = ast.literal_eval(item.value)
         elif isinstance(item, ast.FunctionDef) and (not item.name.startswith("_") or item.name == "__len__"):
             methods.append(_method(item))
-    doc = ast.get_docstring(node) or ""
-    return Class(node.name, doc, kind, tuple(variables), tuple(methods), tuple(flags))
+    doc, bases = ast.get_docstring(node) or "", tuple(ast.unparse(base) for base in node.bases)
+    return Class(node.name, doc, kind, bases, tuple(variables), tuple(methods), tuple(flags))
 
 
 def _method(node: ast.FunctionDef) -> Method:
@@ -136,9 +182,11 @@ def _comment(node: ast.stmt, lines: Sequence[str]) -> str:
     return " ".join(found)
 
 
-def _class(one: Class, level: str, module: str = "") -> Iterator[str]:
-    yield f"{level} {one.name}"
-    facts = [f"Kind `{one.kind}`." if one.kind else "", f"`{module}.{one.name}`" if module else ""]
+def _class(one: Class) -> Iterator[str]:
+    yield f"### {one.name}"
+    known = [base for base in one.bases if base in plugin._WHERE and base != "Role"]
+    facts = [f"Kind `{one.kind}`." if one.kind else ""]
+    facts += [f"Derives from [{base}](#{base.lower()}), whose methods it has too." for base in known]
     if any(facts):
         yield " ".join(filter(None, facts))
     yield prose(one.doc)
@@ -159,8 +207,8 @@ def _item(method: Method) -> str:
 
 def _overview(one: Class) -> tuple[str, ...]:
     needed = ", ".join(code(method.name) for method in one.methods if method.required)
-    optional = ", ".join(code(method.name) for method in one.methods if not method.required)
-    return code(one.kind), f"[{one.name}](#{one.name.lower()})", needed, optional
+    others = ", ".join(code(method.name) for method in optional(one.kind))
+    return code(one.kind), f"[{one.name}](#{one.name.lower()})", needed, others
 
 
 def _function(module: ast.Module, name: str) -> Iterator[str]:
@@ -171,8 +219,12 @@ def _function(module: ast.Module, name: str) -> Iterator[str]:
             yield prose(method.doc)
 
 
+def _text(module: str) -> str:
+    return (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+
+
 def _source(module: str) -> ast.Module:
-    return ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+    return ast.parse(_text(module))
 
 
 def _doc(module: ast.Module) -> str:

@@ -19,9 +19,10 @@ from torch import Tensor
 from blt_builtins.lower_solvers.mm import MemoryGradient, MMState
 from blt_builtins.regularizers.foe import FieldOfExperts
 from bltoolbox.bilevel.oracle import BatchOracle
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss, join
-from bltoolbox.bilevel.records import Batch, Estimate
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Accuracy, Ask, Batch, Estimate, Rows
 from bltoolbox.bilevel.roles import HypergradientEstimator
+from bltoolbox.restoration.variational import join
 from bltoolbox.testing import make_oracle, smooth_images
 
 SIZES = (64, 128, 256, 512, 1024)
@@ -43,11 +44,11 @@ class Counting(MemoryGradient):
 
     exact_residual = True
 
-    def init(self, lower: LowerLevel, x0: Tensor) -> MMState:
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> MMState:
         self.left = ITERATIONS
-        return super().init(lower, x0)
+        return super().init(lower, x0, kept)
 
-    def step(self, lower: LowerLevel, state: MMState) -> MMState:
+    def step(self, lower: Lower, state: MMState) -> MMState:
         self.left -= 1
         after = super().step(lower, state)
         return after if self.left else replace(after, residual=torch.zeros_like(after.residual))
@@ -56,28 +57,23 @@ class Counting(MemoryGradient):
 class Truncated(HypergradientEstimator):
     """As many Hessian products as iterations, whatever comes out."""
 
-    def estimate(
-        self,
-        lower: LowerLevel,
-        upper: UpperLoss,
-        x: Tensor,
-        weights: Tensor,
-        tol: Tensor,
-        warm: Tensor | None,
-    ) -> Estimate:
-        hessian, q = lower.linearize(x), upper.gradient(x)
+    def estimate(self, ask: Ask) -> Estimate:
+        lower, x = ask.lower, ask.solution
+        hessian, q = lower.linearize(x), ask.upper.gradient(x)
         for _ in range(ITERATIONS):
             q = q - 1e-3 * hessian.hvp(q)
-        zeros = torch.zeros_like(tol)
-        return Estimate(lower.mixed(x, q, weights), q, zeros, zeros.long())
+        zeros = torch.zeros_like(ask.weights)
+        return Estimate(lower.mixed(x, q, ask.weights), zeros, zeros.long(), adjoint=q)
 
 
 def measure(cases: dict[int, BatchOracle], repeats: int) -> dict[int, float]:
     theta = {
-        k: v.float() for k, v in join(regularizer=FieldOfExperts().init_params(3, torch.Generator())).items()
+        k: v.float()
+        for k, v in join(regularizer=FieldOfExperts().init_params((3, 8, 8), torch.Generator())).items()
     }
     runs = {
-        str(key): lambda asked=asked: asked.hypergradient(theta, 1e-9, 1e9) for key, asked in cases.items()
+        str(key): lambda asked=asked: asked.hypergradient(theta, Accuracy(1e-9), Accuracy(1e9))
+        for key, asked in cases.items()
     }
     times = best_times(runs, repeats)
     return {key: times[str(key)] for key in cases}

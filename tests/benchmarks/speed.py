@@ -36,11 +36,11 @@ from blt_builtins.regularizers.foe import FieldOfExperts
 from bltoolbox import Model
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import Problem, join, split
-from bltoolbox.bilevel.records import Batch
-from bltoolbox.bilevel.roles import LowerSolver, Theta
+from bltoolbox.bilevel.records import Accuracy, Batch, Theta
+from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.restoration.evaluation import psnr
-from bltoolbox.testing import full_batch, make_oracle
+from bltoolbox.restoration.variational import VariationalTasks, join, split
+from bltoolbox.testing import Gain, full_batch, make_oracle, variational
 
 COUNT, SIDE, NOISE = 32, 96, 25 / 255
 #: What each ratio should be.
@@ -67,6 +67,14 @@ def crops(count: int = COUNT, test: bool = False) -> Tensor:
     return tiles[-count:] if test else tiles[:count]
 
 
+def measured(oracle: BilevelOracle, ids: range) -> tuple[Tensor, Tensor]:
+    """True images and measurements, as published code has them."""
+    assert isinstance(oracle.tasks, VariationalTasks)
+    sample = oracle.tasks.samples.batch(ids)
+    assert sample.truth is not None
+    return sample.truth.contiguous(), sample.y.contiguous()
+
+
 class Bench:
     """The problem, in both ways of writing it."""
 
@@ -81,9 +89,11 @@ class Bench:
         }
         self.images = crops()
         self.oracle = self.new_oracle(MemoryGradient())
-        self.x_true, self.y = (part.contiguous() for part in self.oracle.samples.batch(range(COUNT)))
-        self.lower = self.oracle.problem.at(join(regularizer=self.theta), self.x_true.shape[1:]).on(self.y)
-        assert self.lower.lipschitz is not None
+        self.x_true, self.y = measured(self.oracle, range(COUNT))
+        self.lower = (
+            variational(Gain(), self.foe).at(join(regularizer=self.theta), self.x_true.shape[1:]).on(self.y)
+        )
+        assert self.lower.bounded
         self.lipschitz = float(self.lower.lipschitz[0])
         self.published = Published(self.y, self.theta)
         self.rows: list[dict[str, Any]] = []
@@ -127,7 +137,7 @@ class Bench:
 
             def ours(solver: LowerSolver, name: str, tol: float = tol, found: dict[str, Any] = found) -> None:
                 oracle = self.new_oracle(solver)
-                oracle.on(full_batch(oracle)).hypergradient(theta, tol, tol)
+                oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(tol), Accuracy(tol))
                 found[name] = oracle.solutions.get(range(COUNT), zeros)
 
             def theirs(tol: float = tol, found: dict[str, Any] = found) -> None:
@@ -159,14 +169,16 @@ class Bench:
         found: dict[str, Any] = {}
 
         def ours() -> None:
-            batch.hypergradient(join(regularizer=moved), tol, tol)
+            batch.hypergradient(join(regularizer=moved), Accuracy(tol), Accuracy(tol))
             found["ours"] = oracle.solutions.get(range(COUNT), zeros)
 
         def theirs() -> None:
             found["published"] = after.hypergradient(self.x_true, x_before, q_before, lipschitz, tol)[1]
 
         times = best_times(
-            {"ours": ours, "published": theirs}, repeats, lambda: batch.hypergradient(theta, tol, tol)
+            {"ours": ours, "published": theirs},
+            repeats,
+            lambda: batch.hypergradient(theta, Accuracy(tol), Accuracy(tol)),
         )
         difference = float(norms(found["ours"] - found["published"]).max()) / tol
         self.report("warm training step, tol 0.1, mm", times["ours"], times["published"], difference)
@@ -180,16 +192,19 @@ class Bench:
         train, test = crops(1024), crops(68, test=True)
         noisy = test + NOISE * torch.randn(test.shape, generator=torch.Generator().manual_seed(0))
         foe, tol = FieldOfExperts(), 0.5
-        start = {name: value.float() for name, value in foe.init_params(3, torch.Generator()).items()}
+        start = {name: value.float() for name, value in foe.init_params((3, 8, 8), torch.Generator()).items()}
         samples = make_oracle(train, foe, MemoryGradient(), CGIFT(), noise=NOISE, dtype=torch.float32)
 
         def ours(theta: Theta, ids: range) -> dict[str, Tensor]:
-            batch = samples.on(Batch(ids, [len(samples.samples) / COUNT] * COUNT))
-            z = split(batch.hypergradient(join(regularizer=theta), tol, tol).gradient, "regularizer")
+            batch = samples.on(Batch(ids, [len(samples.tasks) / COUNT] * COUNT))
+            z = split(
+                batch.hypergradient(join(regularizer=theta), Accuracy(tol), Accuracy(tol)).gradient,
+                "regularizer",
+            )
             return foe.project({name: value - 1e-2 * z[name] for name, value in theta.items()})
 
         def theirs(theta: Theta, ids: range) -> dict[str, Tensor]:
-            x_true, y = (part.contiguous() for part in samples.samples.batch(ids))
+            x_true, y = measured(samples, ids)
             lipschitz = float(self.foe.lipschitz(theta, y.shape[1:])) + 1
             z, _, _ = Published(y, theta).hypergradient(x_true, y, torch.zeros_like(y), lipschitz, tol)
             return self.foe.project({name: value - 3e-3 * z[name] for name, value in theta.items()})
@@ -215,7 +230,7 @@ class Bench:
         self.report("training to a test PSNR", time_ours, time_theirs, abs(quality_ours - quality_theirs))
 
     def _quality(self, regularizer: FieldOfExperts, theta: Theta, test: Tensor, noisy: Tensor) -> float:
-        lower = Problem(Identity(), regularizer).at(join(regularizer=theta), test.shape[1:]).on(noisy)
+        lower = variational(Identity(), regularizer).at(join(regularizer=theta), test.shape[1:]).on(noisy)
         return float(psnr(solve(MemoryGradient(), lower, lower.start(), 0.1).x, test).mean())
 
     def roofline(self, repeats: int) -> None:

@@ -1,1 +1,4 @@
-"""display."""
+"""What the commands print: tables, summaries, live views of sweeps and runs.
+
+May import everything. A change here can break only what a person reads.
+"""

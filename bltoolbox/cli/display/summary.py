@@ -10,7 +10,7 @@ from rich.text import Text
 from bltoolbox.config.printable import printable
 from bltoolbox.reports.html.build import REPORT_FILE
 from bltoolbox.restoration.evaluation import Evaluation
-from bltoolbox.training.listeners import RunResult
+from bltoolbox.restoration.results import RunResult
 
 
 def print_summary(result: RunResult) -> None:

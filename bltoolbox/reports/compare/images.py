@@ -86,7 +86,8 @@ def _restore(group: Group, costs: Sequence[float], position: int, registry: Regi
         raise UsageError(
             f"{run.path} has {len(samples)} evaluation images, counted from 0; there is no {position}"
         )
-    x_true, _ = samples.batch([position])
+    x_true = samples.batch([position]).truth
+    assert x_true is not None
     measured = Picture("measured")
     pictures: list[Picture] = []
     for cost in costs:

@@ -17,7 +17,7 @@ from bltoolbox.runs.output_names import refuse_unusable_name
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
-    from bltoolbox.training.listeners import RunResult
+    from bltoolbox.restoration.results import RunResult
 
 REPORT_FILE = "report.html"
 #: Evaluation images of each run on a page, and runs beyond which there are none.

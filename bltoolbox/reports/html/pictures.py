@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bltoolbox.config.registry import Registry
     from bltoolbox.restoration.model import Model
-    from bltoolbox.training.listeners import RunResult
+    from bltoolbox.restoration.results import RunResult
 
 #: In the run directory: what the pictures in ``images/`` show.
 INDEX = "images/evaluation.json"
@@ -225,7 +225,7 @@ def _middle(image: Tensor) -> Tensor:
 
 def show_learned(model: Model) -> Learned:
     """Filters, their weights and their potentials, where the regularizer has some."""
-    from bltoolbox.bilevel.problem import split
+    from bltoolbox.restoration.variational import split
 
     regularizer, theta = model.problem.regularizer, split(model.theta, "regularizer")
     pictures, potentials = regularizer.pictures(theta), regularizer.potentials(theta)

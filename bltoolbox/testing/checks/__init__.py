@@ -2,6 +2,8 @@
 
 from bltoolbox.testing.checks import (
     data,
+    data_term,
+    data_term_claims,
     hypergradient,
     logger,
     operator,
@@ -10,6 +12,7 @@ from bltoolbox.testing.checks import (
     sampler,
     solver,
     upper,
+    upper_loss,
 )
 from bltoolbox.testing.checks.base import (
     PROPERTIES,
@@ -26,6 +29,8 @@ __all__ = [
     "Property",
     "Subject",
     "data",
+    "data_term",
+    "data_term_claims",
     "hypergradient",
     "logger",
     "operator",
@@ -34,4 +39,5 @@ __all__ = [
     "sampler",
     "solver",
     "upper",
+    "upper_loss",
 ]

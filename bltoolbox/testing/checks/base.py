@@ -66,7 +66,7 @@ class Subject:
                 "give every parameter a default, or options to try it with by a classmethod example(folder)"
             )
             fail(f"{'; '.join(issue.message for issue in checker.issues)}: {hint}")
-        return block.build(self.registry)
+        return self.registry.build(block)
 
 
 Check = Callable[[Subject], None]

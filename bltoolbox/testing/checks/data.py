@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Data
+from bltoolbox.restoration.roles import Data
 from bltoolbox.testing.checks.base import Subject, fail, holds, require, same
 
 KIND = "data"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss, split
-from bltoolbox.bilevel.records import Estimate
-from bltoolbox.bilevel.roles import HypergradientEstimator, Theta
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Accuracy, Ask, Estimate, Theta
+from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.bilevel.tensors import norm
+from bltoolbox.restoration.variational import split
 from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,
@@ -22,6 +23,7 @@ from bltoolbox.testing.checks.base import (
 )
 from bltoolbox.testing.checks.numerics import batches, describe_batch, difference, shifted
 from bltoolbox.testing.checks.partners import Bench, quadratic, smooth
+from bltoolbox.testing.problems import SquaredDistance
 from bltoolbox.testing.reference import reference_solve
 
 KIND = "hypergradient"
@@ -34,15 +36,16 @@ def _weights(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def _ask(
     estimator: HypergradientEstimator,
-    lower: LowerLevel,
+    lower: Lower,
     x_true: Tensor,
     x: Tensor,
     weights: Tensor,
     tol: float = TIGHT,
     warm: Tensor | None = None,
 ) -> Estimate:
-    tols = torch.full_like(lower.mu, tol)
-    return estimator.estimate(lower, UpperLoss(x_true.to(x)), x, weights, tols, warm)
+    memory = {} if warm is None or not estimator.keeps(lower) else {"adjoint": warm}
+    upper = SquaredDistance(x_true.to(x))
+    return estimator.estimate(Ask(lower, upper, x, lower.start(), weights, Accuracy(tol), memory))
 
 
 def _closed(bench: Bench) -> tuple[Tensor, dict[str, Tensor]]:
@@ -80,7 +83,7 @@ def shapes(subject: Subject) -> None:
         require(whole, "iterations must be whole numbers, one a sample")
         if subject.cls.gives_adjoint:
             require(found.adjoint is not None, "it returns no adjoint; set gives_adjoint = False")
-            require_like(found.adjoint, lower.y, f"adjoint in {str(dtype)[6:]}", tuple(x.shape))
+            require_like(found.adjoint, x.to(dtype), f"adjoint in {str(dtype)[6:]}")
 
 
 @holds(KIND, "points downhill")
@@ -121,7 +124,7 @@ def finite_differences(subject: Subject) -> None:
 
     def along(t: float) -> Tensor:
         moved = bench.lower(theta=shifted(bench.theta, direction, t))
-        return weights @ UpperLoss(bench.x_true).value(reference_solve(moved, x, 1e-12))
+        return weights @ SquaredDistance(bench.x_true).value(reference_solve(moved, x, 1e-12))
 
     claimed, quotient = float(_flat(z) @ _flat(direction)), float(difference(along, 1e-3))
     require(
@@ -141,7 +144,7 @@ def converges(subject: Subject) -> None:
     for tol in (1e-1, 1e-3, 1e-6, 1e-9):
         found = _ask(subject(), lower, bench.x_true, x, _weights(3), tol)
         if found.adjoint is not None:
-            true = norm(UpperLoss(bench.x_true).gradient(x) - lower.linearize(x).hvp(found.adjoint))
+            true = norm(SquaredDistance(bench.x_true).gradient(x) - lower.linearize(x).hvp(found.adjoint))
             gap = float((found.residual - true).abs().max())
             require(
                 gap <= 1e-3 * float(true.max()) + 1e-13,
@@ -220,17 +223,9 @@ def deterministic(subject: Subject) -> None:
 def untouched(subject: Subject) -> None:
     bench = quadratic(subject)
     x, _ = _closed(bench)
-    lower, weights, warm, tol = (
-        bench.lower(),
-        _weights(3),
-        0.1 * normal(*x.shape),
-        torch.full((3,), 1e-3).double(),
-    )
-    upper = UpperLoss(bench.x_true)
-    guard = Untouched(
-        x=x, y=lower.y, theta=lower.theta, weights=weights, tol=tol, warm=warm, x_true=bench.x_true
-    )
-    subject().estimate(lower, upper, x, weights, tol, warm)
+    lower, weights, warm = bench.lower(), _weights(3), 0.1 * normal(*x.shape)
+    guard = Untouched(x=x, y=bench.y, theta=lower.theta, weights=weights, warm=warm, x_true=bench.x_true)
+    _ask(subject(), lower, bench.x_true, x, weights, 1e-3, warm)
     guard.verify("estimate")
 
 

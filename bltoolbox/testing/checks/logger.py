@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.roles import Logger
-from bltoolbox.config.registry import reason_of
+from bltoolbox.config.wording import reason_of
 from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds
-from bltoolbox.training.listeners import Listener
 
 KIND = "logger"
 #: A run of a blink that tells everything there is to tell.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Operator, Regularizer, Theta
+from bltoolbox.bilevel.records import Theta
+from bltoolbox.bilevel.roles import Parametric
 from bltoolbox.bilevel.tensors import dot, expand, keyed_generator, norm
 from bltoolbox.testing.checks.base import ConformanceFailure, NotApplicable, fail, normal, require
 from bltoolbox.testing.problems import smooth_images
@@ -37,7 +37,7 @@ DENSE = 600
 STEPS = (1e-3, 1e-4, 1e-5, 1e-6)
 
 
-def fitting_shape(component: Regularizer | Operator) -> tuple[int, ...]:
+def fitting_shape(component: Parametric) -> tuple[int, ...]:
     for shape in SHAPES:
         if component.check(shape) is None:
             return shape
@@ -52,14 +52,16 @@ def noisy_images(count: int, shape: Sequence[int], seed: int = 0, noise: float =
     return smooth_images(count, shape, seed).double() + noise * normal(count, *shape, seed=seed)
 
 
-def parameters(component: Any, channels: int, seed: int = 0, vary: float = 0.1) -> dict[str, Tensor]:
+def parameters(
+    component: Parametric, shape: Sequence[int], seed: int = 0, vary: float = 0.1
+) -> dict[str, Tensor]:
     """θ near the initial one, so that equal entries do not hide a mistake, projected to be admissible."""
-    theta = component.init_params(channels, keyed_generator("theta", seed))
+    theta = component.init_params(shape, keyed_generator("theta", seed))
     moved = {}
     for k, (name, value) in enumerate(theta.items()):
         size = float(value.double().square().mean().sqrt()) or 1.0
         moved[name] = value.double() + vary * size * normal(*value.shape, seed=1000 * seed + k)
-    return component.project(moved) if isinstance(component, Regularizer) else moved
+    return component.project(moved)
 
 
 def cast(theta: Theta, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -81,6 +83,17 @@ def best_difference(function: Callable[[float], Tensor], claimed: Tensor) -> tup
         error = float((quotient - claimed).norm()) / size
         if error < smallest or smallest == float("inf"):
             best, smallest = quotient, error
+    return best, smallest
+
+
+def best_entries(function: Callable[[float], Tensor], claimed: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for each entry by itself: the quotients nearest to those claimed, and their distances."""
+    best, smallest = claimed, torch.full_like(claimed, float("inf"))
+    for h in STEPS:
+        quotient = difference(function, h)
+        error = (quotient - claimed).abs().nan_to_num(float("inf"))
+        best = torch.where(error < smallest, quotient, best)
+        smallest = torch.minimum(error, smallest)
     return best, smallest
 
 
@@ -132,14 +145,12 @@ def derivative_fails(what: str, than: str, claimed: Tensor, quotient: Tensor) ->
     ):
         factor = f"; it is {float(ratio.mean()):.4g} times too large, so a constant factor is wrong"
     fail(
-        f"{what} of noisy images: expected {float(quotient[worst]):.6g} from {than},"
-        f" got {float(claimed[worst]):.6g}{factor or '; the formula and the energy do not belong together'}"
+        f"{what}: expected {float(quotient[worst]):.6g} from {than},"
+        f" got {float(claimed[worst]):.6g}{factor or '; the formula and the value do not belong together'}"
     )
 
 
-def require_check_speaks(
-    component: Regularizer | Operator, use: Callable[[Sequence[int]], Tensor], what: str
-) -> None:
+def require_check_speaks(component: Parametric, use: Callable[[Sequence[int]], Tensor], what: str) -> None:
     """Whatever images ``check`` accepts, ``use`` can be called with their shape and gives something finite."""
     for shape in ACCEPTED:
         size = "×".join(map(str, shape))

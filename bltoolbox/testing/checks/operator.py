@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Operator
 from bltoolbox.bilevel.tensors import dot, keyed_generator
+from bltoolbox.restoration.roles import Operator
 from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,
@@ -37,9 +37,11 @@ KIND = "operator"
 COUNT = 3
 
 
-def thetas(operator: Operator, channels: int, dtype: torch.dtype = torch.float64) -> list[dict[str, Tensor]]:
+def thetas(
+    operator: Operator, shape: Sequence[int], dtype: torch.dtype = torch.float64
+) -> list[dict[str, Tensor]]:
     """None, with which measurements are made, and one near the initial θ if there are parameters."""
-    learned = cast(parameters(operator, channels), dtype)
+    learned = cast(parameters(operator, shape), dtype)
     return [{}, learned] if learned else [{}]
 
 
@@ -52,10 +54,11 @@ def deterministic(subject: Subject) -> None:
     first, second = subject(), subject()
     x = images(first)
     require(
-        same(first.apply(x, {}), second.apply(x, {})) and same(first.apply(x, {}), first.apply(x, {})),
+        same(first.apply(x, {}, {}), second.apply(x, {}, {}))
+        and same(first.apply(x, {}, {}), first.apply(x, {}, {})),
         "apply(x) differed between two calls with the same x; draw masks and kernels once, from a seed",
     )
-    init = [one.init_params(x.shape[1], keyed_generator("θ", 0)) for one in (first, second)]
+    init = [one.init_params(x.shape[1:], keyed_generator("θ", 0)) for one in (first, second)]
     require(
         same(*init), "init_params with equal generators differed; draw only from the generator it is given"
     )
@@ -65,20 +68,20 @@ def deterministic(subject: Subject) -> None:
 def linear(subject: Subject) -> None:
     operator = subject()
     x, other = images(operator), normal(*images(operator).shape, seed=3)
-    for theta in thetas(operator, x.shape[1]):
-        expected = 2 * operator.apply(x, theta) - 3 * operator.apply(other, theta)
+    for theta in thetas(operator, x.shape[1:]):
+        expected = 2 * operator.apply(x, theta, {}) - 3 * operator.apply(other, theta, {})
         cause = "A is linear; offsets, clipping and noise do not belong in apply"
-        require_close(operator.apply(2 * x - 3 * other, theta), expected, 1e-10, "apply(2x − 3x')", cause)
+        require_close(operator.apply(2 * x - 3 * other, theta, {}), expected, 1e-10, "apply(2x − 3x')", cause)
 
 
 @holds(KIND, "adjoint is exact")
 def adjoint(subject: Subject) -> None:
     operator = subject()
     x = images(operator)
-    for theta in thetas(operator, x.shape[1]):
-        image = operator.apply(x, theta)
+    for theta in thetas(operator, x.shape[1:]):
+        image = operator.apply(x, theta, {})
         y = normal(*image.shape, seed=4)
-        back = operator.adjoint(y, theta)
+        back = operator.adjoint(y, theta, {})
         require_like(back, x, "adjoint(y)")
         left, right = dot(image, y), dot(x, back)
         worst = int((left - right).abs().argmax())
@@ -94,14 +97,14 @@ def adjoint(subject: Subject) -> None:
 def batch_independent(subject: Subject) -> None:
     operator = subject()
     x = images(operator)
-    y = operator.apply(x, {})
+    y = operator.apply(x, {}, {})
     for name, given in (("apply", x), ("adjoint", y), ("start", y)):
         method = getattr(operator, name)
-        together = method(given, {})
+        together = method(given, {}, {})
         for index in batches(COUNT):
             what = f"{name} of {describe_batch(index)} differs from the same in a batch of {COUNT}"
             cause = "the first dimension is the sample, and nothing may mix samples"
-            require_close(method(given[index], {}), together[index], 1e-10, what, cause)
+            require_close(method(given[index], {}, {}), together[index], 1e-10, what, cause)
 
 
 @holds(KIND, "float32 and float64 are kept")
@@ -109,114 +112,90 @@ def dtype_kept(subject: Subject) -> None:
     operator = subject()
     for dtype in (torch.float32, torch.float64):
         x = images(operator, dtype)
-        for theta in thetas(operator, x.shape[1], dtype):
-            y = operator.apply(x, theta)
+        for theta in thetas(operator, x.shape[1:], dtype):
+            y = operator.apply(x, theta, {})
             require_like(y, x, f"apply of {str(dtype)[6:]} images", tuple(y.shape))
-            require_like(operator.adjoint(y, theta), x, f"adjoint of {str(dtype)[6:]} measurements")
-            require_like(operator.start(y, theta), x, f"start of {str(dtype)[6:]} measurements")
+            require_like(operator.adjoint(y, theta, {}), x, f"adjoint of {str(dtype)[6:]} measurements")
+            require_like(operator.start(y, theta, {}), x, f"start of {str(dtype)[6:]} measurements")
 
 
 @holds(KIND, "inputs are left untouched")
 def untouched(subject: Subject) -> None:
     operator = subject()
     x = images(operator)
-    for theta in thetas(operator, x.shape[1]):
-        y = operator.apply(x, theta).clone()
+    for theta in thetas(operator, x.shape[1:]):
+        y = operator.apply(x, theta, {}).clone()
         for name, given in (("apply", x), ("adjoint", y), ("start", y)):
             guard = Untouched(**{"x" if name == "apply" else "y": given, "theta": theta})
-            getattr(operator, name)(given, theta)
+            getattr(operator, name)(given, theta, {})
             guard.verify(name)
-        guard = Untouched(y=y, noise=(noise := normal(*y.shape, seed=6)))
-        operator.add_noise(y, noise)
-        guard.verify("add_noise")
 
 
-@holds(KIND, "norm_bound is a true bound")
-def norm_bound(subject: Subject) -> None:
+@holds(KIND, "spectrum holds true bounds")
+def spectrum(subject: Subject) -> None:
     operator = subject()
     x = images(operator)[:1]
-    shape, known = tuple(x.shape[1:]), False
-    for theta in thetas(operator, x.shape[1]):
-        bound = operator.norm_bound(theta, shape)
-        if bound is None:
-            continue
-        known = True
-        _, largest = extreme_eigenvalues(_normal_map(operator, theta), x)
-        require(
-            largest <= float(bound) * (1 + 1e-9) + 1e-12,
-            f"norm_bound(θ, {shape}) is {float(bound):.6g}, but ‖A‖² is {largest:.6g}: it must be an upper bound of the"
-            " square of the norm; a solver that trusts it will diverge",
-        )
-    if not known:
-        raise NotApplicable("no bound is known")
-
-
-@holds(KIND, "strong_convexity is a true bound")
-def strong_convexity(subject: Subject) -> None:
-    operator = subject()
-    x = images(operator)[:1]
-    shape, claimed = tuple(x.shape[1:]), False
-    for theta in thetas(operator, x.shape[1]):
-        given = operator.strong_convexity(theta, shape)
-        bound = 0.0 if given is None else float(given)
-        require(
-            bound >= 0, f"strong_convexity must not be negative, got {bound:.6g}; 0 holds for every operator"
-        )
-        if bound == 0:
-            continue
-        claimed = True
-        smallest, _ = extreme_eigenvalues(_normal_map(operator, theta), x)
-        require(
-            smallest >= bound * (1 - 1e-9) - 1e-12,
-            f"strong_convexity is {bound:.6g}, but the smallest eigenvalue of AᵀA is {smallest:.6g}: it must be a lower"
-            " bound, else accuracies are called certified that are not",
-        )
-    if not claimed:
-        raise NotApplicable("it claims no more than 0, which holds for every operator")
+    shape = tuple(x.shape[1:])
+    for theta in thetas(operator, shape):
+        least, most = operator.spectrum(theta, shape, {})
+        smallest, largest = extreme_eigenvalues(_normal_map(operator, theta), x)
+        if least is not None:
+            require(float(least) >= 0, f"spectrum claims {float(least):.6g} ≤ AᵀA, and 0 is always true")
+            require(
+                smallest >= float(least) * (1 - 1e-9) - 1e-9 * largest,
+                f"spectrum claims {float(least):.6g} ≤ AᵀA, but its smallest eigenvalue is {smallest:.6g}; accuracies"
+                " would be called certified that are not",
+            )
+        if most is not None:
+            require(
+                largest <= float(most) * (1 + 1e-9) + 1e-12,
+                f"spectrum claims AᵀA ≤ {float(most):.6g}, but ‖A‖² is {largest:.6g}; a solver that trusts it will"
+                " diverge",
+            )
 
 
 @holds(KIND, "start is an image")
 def start(subject: Subject) -> None:
     operator = subject()
     x = images(operator)
-    for theta in thetas(operator, x.shape[1]):
-        found = operator.start(operator.apply(x, theta), theta)
+    for theta in thetas(operator, x.shape[1:]):
+        found = operator.start(operator.apply(x, theta, {}), theta, {})
         require_like(found, x, "start(y)")
         require(bool(torch.isfinite(found).all()), "start(y) is not finite")
 
 
-@holds(KIND, "add_noise adds no more than the noise")
-def add_noise(subject: Subject) -> None:
+@holds(KIND, "measured is a mask")
+def measured(subject: Subject) -> None:
     operator = subject()
-    y = operator.apply(images(operator), {})
-    silent = operator.add_noise(y, torch.zeros_like(y))
-    require_close(silent, y, 1e-12, "add_noise(y, 0)", "without noise y stays as it is")
-    noise = normal(*y.shape, seed=8)
-    change = operator.add_noise(y, noise) - y
-    good = bool(((change - noise).abs() <= 1e-9).logical_or(change.abs() <= 1e-9).all())
+    y = operator.apply(images(operator), {}, {})
+    mask = operator.measured(y, {})
+    if mask is None:
+        raise NotApplicable("all of y is measured")
     require(
-        good,
-        "add_noise must leave an entry of y as it is or add exactly its noise, which keeps σ what it says",
+        bool(((mask == 0) | (mask == 1)).all()),
+        "measured must be 1 where y holds measurements and 0 elsewhere, so that noise keeps its level",
     )
+    outside = float((y * (1 - mask.to(y))).abs().max())
+    require(outside == 0, f"A x is not zero where nothing is measured, but up to {outside:.3g}")
 
 
 @holds(KIND, "apply is differentiable in θ")
 def differentiable(subject: Subject) -> None:
     operator = subject()
     x = images(operator)
-    theta = parameters(operator, x.shape[1])
+    theta = parameters(operator, x.shape[1:])
     if not theta:
         raise NotApplicable("it has no parameters")
-    u = normal(*operator.apply(x, theta).shape, seed=9)
+    u = normal(*operator.apply(x, theta, {}).shape, seed=9)
     leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
-    total = dot(operator.apply(x, leaves), u).sum()
+    total = dot(operator.apply(x, leaves, {}), u).sum()
     require(total.requires_grad, "apply must be differentiable in θ; avoid detach, .item() and no_grad")
     found = torch.autograd.grad(total, list(leaves.values()))
     direction = {name: normal(*value.shape, seed=10) for name, value in theta.items()}
     claimed = torch.stack([(g * d).sum() for g, d in zip(found, direction.values(), strict=True)]).sum()
 
     def along(t: float) -> Tensor:
-        return dot(operator.apply(x, shifted(theta, direction, t)), u).sum()
+        return dot(operator.apply(x, shifted(theta, direction, t), {}), u).sum()
 
     quotient, error = best_difference(along, claimed)
     require(
@@ -232,7 +211,7 @@ def check_respected(subject: Subject) -> None:
 
     def measured(shape: Sequence[int]) -> Tensor:
         x = noisy_images(2, shape)
-        back = operator.start(operator.apply(x, {}), {})
+        back = operator.start(operator.apply(x, {}, {}), {}, {})
         require_like(back, x, f"start(apply(x)) of images of {'×'.join(map(str, shape))}")
         return back
 
@@ -240,4 +219,4 @@ def check_respected(subject: Subject) -> None:
 
 
 def _normal_map(operator: Operator, theta: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda v: operator.adjoint(operator.apply(v, theta), theta)
+    return lambda v: operator.adjoint(operator.apply(v, theta, {}), theta, {})

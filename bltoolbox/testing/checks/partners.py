@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Constraint, LowerLevel, Problem, join
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.errors import MissingError
+from bltoolbox.restoration.roles import Regularizer
+from bltoolbox.restoration.variational import Constraint, Variational, join, split
 from bltoolbox.testing.checks.base import ConformanceFailure, NotApplicable, Subject
 from bltoolbox.testing.checks.numerics import cast, fitting_shape, noisy_images, parameters
-from bltoolbox.testing.problems import Gain, Tikhonov, smooth_images
+from bltoolbox.testing.problems import Gain, Tikhonov, smooth_images, variational
 
 
 class SmoothedDifferences(Regularizer):
@@ -26,7 +28,7 @@ class SmoothedDifferences(Regularizer):
         self.weight = weight
         self.nu = nu
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {"log_weight": torch.full((1,), math.log(self.weight), dtype=torch.float64)}
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
@@ -51,14 +53,14 @@ class SmoothedDifferences(Regularizer):
 class Bench:
     """A problem, θ and measurements."""
 
-    problem: Problem
+    problem: Variational
     theta: dict[str, Tensor]
     x_true: Tensor
     y: Tensor
     #: The closed form, where there is one.
     formula: Tikhonov | None = None
 
-    def lower(self, dtype: torch.dtype = torch.float64, theta: Theta | None = None) -> LowerLevel:
+    def lower(self, dtype: torch.dtype = torch.float64, theta: Theta | None = None) -> Lower:
         at = self.problem.at(
             cast(self.theta if theta is None else theta, dtype), tuple(self.x_true.shape[1:])
         )
@@ -67,7 +69,7 @@ class Bench:
     @property
     def own_theta(self) -> dict[str, Tensor]:
         """The regularizer's parameters under its own names."""
-        return self.problem.at(self.theta, self.x_true.shape[1:]).regularizer_theta
+        return split(self.theta, "regularizer")
 
 
 def quadratic(subject: Subject, count: int = 3, constraint: Constraint = "none") -> Bench:
@@ -94,8 +96,8 @@ def _bench(
     constraint: Constraint = "none",
     formula: Tikhonov | None = None,
 ) -> Bench:
-    theta = join(regularizer=parameters(regularizer, shape[0]))
-    problem = Problem(Gain(), regularizer, constraint)
+    theta = join(regularizer=parameters(regularizer, shape))
+    problem = variational(Gain(), regularizer, constraint)
     return Bench(problem, theta, smooth_images(count, shape).double(), noisy_images(count, shape), formula)
 
 

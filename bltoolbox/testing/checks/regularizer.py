@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import dot
+from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,
@@ -55,7 +56,7 @@ class Trial:
 def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
     regularizer = subject()
     shape = fitting_shape(regularizer)
-    theta = cast(parameters(regularizer, shape[0]), dtype)
+    theta = cast(parameters(regularizer, shape), dtype)
     x = noisy_images(COUNT, shape).to(dtype)
     v, q = (normal(COUNT, *shape, seed=seed, dtype=dtype) for seed in (11, 12))
     return Trial(regularizer, theta, x, v, q)
@@ -143,7 +144,9 @@ def gradient(subject: Subject) -> None:
 
     quotient, error = best_difference(along, claimed)
     if not error <= 1e-5:
-        derivative_fails("⟨gradient(θ, x), v⟩", "differences of the energy along v", claimed, quotient)
+        derivative_fails(
+            "⟨gradient(θ, x), v⟩ of noisy images", "differences of the energy along v", claimed, quotient
+        )
 
 
 @holds(KIND, "Hessian products match finite differences of the gradient")
@@ -156,7 +159,7 @@ def hessian(subject: Subject) -> None:
 
     quotient, error = best_difference(along, claimed)
     if not error <= 1e-4:
-        derivative_fails("⟨v, linearize(θ, x)(v)⟩", "differences of the gradient along v",
+        derivative_fails("⟨v, linearize(θ, x)(v)⟩ of noisy images", "differences of the gradient along v",
                           dot(one.v, claimed), dot(one.v, quotient))  # fmt: skip
 
 
@@ -211,8 +214,9 @@ def mixed_derivative(subject: Subject) -> None:
         quotient, error = best_difference(along, claimed)
         absolute = abs(float(quotient - claimed))
         if not (error <= 1e-4 or absolute <= 1e-9):
-            derivative_fails(f"the derivative of pairing in θ[{name!r}]", "differences of ⟨gradient(θ, x), q⟩ in θ",
-                              claimed.reshape(1), quotient.reshape(1))  # fmt: skip
+            what = f"the derivative of pairing of noisy images in θ[{name!r}]"
+            than = "differences of ⟨gradient(θ, x), q⟩ in θ"
+            derivative_fails(what, than, claimed.reshape(1), quotient.reshape(1))
     each = one.regularizer.pairing_gradients(one.theta, one.x, one.q)
     for name, whole in derivative.items():
         cause = (

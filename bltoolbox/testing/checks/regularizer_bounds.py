@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Theta
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close, same
 from bltoolbox.testing.checks.numerics import (
@@ -25,8 +25,8 @@ NOISE = (1e-2, 0.1, 1.0, 10.0)
 @holds(KIND, "initial parameters are float64 and depend on the generator alone")
 def initial_parameters(subject: Subject) -> None:
     first = subject()
-    channels = fitting_shape(first)[0]
-    theta, again = (one.init_params(channels, keyed_generator("θ", 0)) for one in (first, subject()))
+    shape = fitting_shape(first)
+    theta, again = (one.init_params(shape, keyed_generator("θ", 0)) for one in (first, subject()))
     for name, value in theta.items():
         good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
         require(good, f"init_params must give float64 CPU tensors, but {name!r} is {_shown(value)}")
@@ -136,7 +136,7 @@ def majorant(subject: Subject) -> None:
 @holds(KIND, "project and project_gradient are projections")
 def projections(subject: Subject) -> None:
     one = trial(subject)
-    start = one.regularizer.init_params(one.shape[0], keyed_generator("θ", 0))
+    start = one.regularizer.init_params(one.shape, keyed_generator("θ", 0))
     _same_theta(
         one.regularizer.project(start), start, "project(init_params(…))", "the initial θ must be admissible"
     )
@@ -162,7 +162,7 @@ def projections(subject: Subject) -> None:
 @holds(KIND, "upgrade leaves today's θ as it is")
 def upgrade_keeps(subject: Subject) -> None:
     one = trial(subject)
-    start = one.regularizer.init_params(one.shape[0], keyed_generator("θ", 0))
+    start = one.regularizer.init_params(one.shape, keyed_generator("θ", 0))
     _same_theta(one.regularizer.upgrade(start), start, "upgrade(θ)", "only files of earlier versions need it")
 
 
@@ -171,7 +171,7 @@ def check_respected(subject: Subject) -> None:
     regularizer = subject()
 
     def energy(shape: Sequence[int]) -> torch.Tensor:
-        theta = regularizer.init_params(shape[0], keyed_generator("θ", 0))
+        theta = regularizer.init_params(shape, keyed_generator("θ", 0))
         return regularizer.energy(theta, noisy_images(2, shape))
 
     require_check_speaks(regularizer, energy, "energy")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.problem import LowerLevel
+from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Solution, Status
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import norm, take
@@ -68,7 +68,7 @@ def optimal(subject: Subject) -> None:
 def residual(subject: Subject) -> None:
     for bench in _benches(subject):
         lower, solver = bench.lower(), subject()
-        state = solver.init(lower, lower.start())
+        state = solver.init(lower, lower.start(), {})
         for k in range(STEPS + 1):
             require_close(
                 state.residual,
@@ -149,11 +149,11 @@ def untouched(subject: Subject) -> None:
     bench = smooth(subject)
     lower, solver = bench.lower(), subject()
     x0 = lower.start().clone()
-    guard = Untouched(x0=x0, y=lower.y, theta=lower.theta)
-    state = solver.init(lower, x0)
+    guard = Untouched(x0=x0, y=bench.y, theta=lower.theta)
+    state = solver.init(lower, x0, {})
     guard.verify("init")
     for _ in range(3):
-        guard = Untouched(x0=x0, y=lower.y, theta=lower.theta, state=_fields(state))
+        guard = Untouched(x0=x0, y=bench.y, theta=lower.theta, state=_fields(state))
         with torch.no_grad():
             after = solver.step(lower, state)
         guard.verify("step")
@@ -169,7 +169,7 @@ def constraint(subject: Subject) -> None:
     bench = dataclasses.replace(bench, y=3 * bench.y - 1)
     assert bench.formula is not None
     lower, solver = bench.lower(), subject()
-    state = solver.init(lower, lower.start())
+    state = solver.init(lower, lower.start(), {})
     for k in range(STEPS):
         low, high = float(state.x.min()), float(state.x.max())
         require(
@@ -187,7 +187,7 @@ def constraint(subject: Subject) -> None:
     )  # fmt: skip
 
 
-def converged(solver: LowerSolver, lower: LowerLevel, what: str) -> Solution:
+def converged(solver: LowerSolver, lower: Lower, what: str) -> Solution:
     """A solve to TOL in which the residual is recomputed from x."""
     solution = solve(solver, lower, lower.start(), TOL, limit=LIMIT)
     for i, status in enumerate(solution.status):
@@ -214,8 +214,8 @@ def _benches(subject: Subject) -> list[Bench]:
 
 
 @torch.no_grad()
-def _advance(solver: LowerSolver, lower: LowerLevel, steps: int) -> Any:
-    state = solver.init(lower, lower.start())
+def _advance(solver: LowerSolver, lower: Lower, steps: int) -> Any:
+    state = solver.init(lower, lower.start(), {})
     for _ in range(steps):
         state = solver.step(lower, state)
     return state

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.records import HypergradientResult, Scales, Step, Value
-from bltoolbox.bilevel.roles import Theta, UpperOptimizer
+from bltoolbox.bilevel.records import Accuracy, Effort, HypergradientResult, Scales, Step, Theta, Value
+from bltoolbox.bilevel.roles import UpperOptimizer
 from bltoolbox.errors import BudgetExhausted
 from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds, normal, require, require_like, same
 from bltoolbox.testing.checks.sampler import reload
@@ -48,14 +48,16 @@ class QuadraticOracle:
         if self.calls > self.budget:
             raise BudgetExhausted("the budget is spent")
 
-    def value(self, theta: Theta, tol: float, *, bound: bool = False) -> Value:
+    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+        tol = _tolerance(effort)
         self._spend(theta, tol)
         value, slack = self.exact(theta), ERROR * tol**2 if self.inexact else 0.0
         return Value(value, max(value - slack, 0.0), value + slack, True, tol, 1.0)
 
     def hypergradient(
-        self, theta: Theta, tol: float, adjoint_tol: float, *, bound: bool = False
+        self, theta: Theta, effort: Effort, adjoint: Effort, *, bound: bool = False, together: bool = False
     ) -> HypergradientResult:
+        tol, adjoint_tol = _tolerance(effort), _tolerance(adjoint)
         self._spend(theta, tol, adjoint_tol)
         self.calls -= 1
         error = ERROR * (tol + adjoint_tol) if self.inexact else 0.0
@@ -67,7 +69,7 @@ class QuadraticOracle:
         kind = "certified" if bound else None
         floor = max(tol, adjoint_tol) < 1e-12
         return HypergradientResult(
-            z, self.value(theta, tol), adjoint_tol, 1.0, error if bound else None, kind, floor
+            z, self.value(theta, effort), adjoint_tol, 1.0, error if bound else None, kind, floor
         )
 
     def scales(self, theta: Theta) -> Scales:
@@ -79,6 +81,11 @@ class QuadraticOracle:
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         return {name: value.clamp_min(self.low) for name, value in theta.items()}
+
+
+def _tolerance(effort: Effort) -> float:
+    """What an effort means here: a number of steps halves the error each."""
+    return effort.tol if isinstance(effort, Accuracy) else 0.5**effort.count
 
 
 def _curvature(target: Tensor) -> Tensor:

@@ -123,7 +123,8 @@ def plan(source: str, grid: Grid, registry: Registry) -> Plan:
 
 def _try_out(recipe: Recipe, registry: Registry) -> None:
     """Build everything and throw it away; on the CPU, so that a graphics card stays free for the runs."""
-    from bltoolbox.training.assemble import assemble, pick_device
+    from bltoolbox.bilevel.device import pick_device
+    from bltoolbox.training.assemble import assemble
 
     pick_device(recipe.device)
     assemble(replace(recipe, device="cpu", workers=0), registry)

@@ -24,9 +24,7 @@ from torch import Tensor
 from blt_builtins.data.files import real_path
 from blt_builtins.data.groups import read_groups
 from blt_builtins.data.mapped import Mapped
-from bltoolbox.bilevel.roles import Data
-from bltoolbox.config.reading import ARRAY_IMAGES, PIXELS
-from bltoolbox.restoration.npy import map_array
+from bltoolbox.plugin import ARRAY_IMAGES, PIXELS, Data, map_array
 
 
 class Array(Data):

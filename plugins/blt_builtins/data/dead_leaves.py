@@ -41,10 +41,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Data
-from bltoolbox.config.cache import cache_folder
-from bltoolbox.config.reading import read_end
-from bltoolbox.restoration.npy import map_array
+from bltoolbox.plugin import Data, cache_folder, map_array, read_end
 
 #: Part of the cache key: to be raised with any change of the images.
 GENERATOR = 2

@@ -26,10 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from bltoolbox.config.reading import DOWNLOAD, open_file
-from bltoolbox.errors import BltError, MissingError
-from bltoolbox.runs.files import open_regular
-from bltoolbox.runs.locks import acquire
+from bltoolbox.plugin import DOWNLOAD, BltError, MissingError, acquire, open_file, open_regular
 
 _BLOCK = 2**18
 #: Seconds without a byte before a connection counts as dead; connections in a row that bring nothing before we give

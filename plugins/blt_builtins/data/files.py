@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bltoolbox.restoration.pictures.images import Header, ImageError, read_header, read_image
+from bltoolbox.plugin import Header, ImageError, read_header, read_image
 
 #: Files whose trouble is told one by one.
 _TOLD = 3

@@ -27,8 +27,7 @@ from PIL import Image
 from torch import Tensor
 
 from blt_builtins.data.files import ImageFiles, real_path
-from bltoolbox.bilevel.roles import Data
-from bltoolbox.restoration.pictures.images import SUFFIXES
+from bltoolbox.plugin import SUFFIXES, Data
 
 #: Images, too, but of kinds that are not read: worth a word rather than silence.
 _UNREADABLE = frozenset(

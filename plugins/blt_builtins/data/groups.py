@@ -11,7 +11,7 @@ import io
 import itertools
 from pathlib import Path
 
-from bltoolbox.config.reading import TABLE, FileRefused, file_size, open_file
+from bltoolbox.plugin import TABLE, FileRefused, file_size, open_file
 
 COLUMNS = ("photograph", "photo", "group", "source", "image")
 

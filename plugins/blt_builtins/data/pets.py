@@ -25,9 +25,7 @@ from torch import Tensor
 from blt_builtins.data.download import fetch
 from blt_builtins.data.files import ImageFiles
 from blt_builtins.data.vision import torchvision_datasets
-from bltoolbox.bilevel.roles import Data
-from bltoolbox.config.cache import cache_folder
-from bltoolbox.errors import MissingError
+from bltoolbox.plugin import Data, MissingError, cache_folder
 
 #: What torchvision calls the folder of this data set, and what is in it.
 BASE = "oxford-iiit-pet"

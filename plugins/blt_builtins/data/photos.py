@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Data
-from bltoolbox.errors import MissingError
+from bltoolbox.plugin import Data, MissingError
 
 Photo = Literal["astronaut", "coffee", "chelsea", "rocket"]
 

@@ -29,9 +29,7 @@ from torch import Tensor
 from blt_builtins.data.download import fetch
 from blt_builtins.data.mapped import Mapped
 from blt_builtins.data.vision import torchvision_datasets
-from bltoolbox.bilevel.roles import Data
-from bltoolbox.config.cache import cache_folder
-from bltoolbox.errors import MissingError
+from bltoolbox.plugin import Data, MissingError, cache_folder
 
 SHAPE = (3, 96, 96)
 

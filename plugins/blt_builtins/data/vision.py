@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from bltoolbox.errors import MissingError
+from bltoolbox.plugin import MissingError
 
 
 def torchvision_datasets(component: str) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bltoolbox.config.hooks import Component, hookimpl
+from bltoolbox.plugin import Component, hookimpl
 
-BLT_API = 1
+BLT_API = 2
 
 
 @hookimpl

@@ -17,16 +17,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from annotated_types import Gt
-from torch import Tensor
 
-from blt_builtins.hypergradients.implicit import implicit_estimate
-from bltoolbox.bilevel.linear import ConjugateGradients
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.records import Estimate
-from bltoolbox.bilevel.roles import HypergradientEstimator
+from blt_builtins.hypergradients.implicit import ImplicitEstimator, implicit_estimate
+from bltoolbox.plugin import Ask, ConjugateGradients, Estimate
 
 
-class CGIFT(HypergradientEstimator):
+class CGIFT(ImplicitEstimator):
     """Implicit differentiation with conjugate gradients.
 
     Args:
@@ -36,14 +32,6 @@ class CGIFT(HypergradientEstimator):
     def __init__(self, iteration_limit: Annotated[int, Gt(0)] = 500) -> None:
         self.iteration_limit = iteration_limit
 
-    def estimate(
-        self,
-        lower: LowerLevel,
-        upper: UpperLoss,
-        x: Tensor,
-        weights: Tensor,
-        tol: Tensor,
-        warm: Tensor | None,
-    ) -> Estimate:
+    def estimate(self, ask: Ask) -> Estimate:
         method = ConjugateGradients("cg-ift")
-        return implicit_estimate(method, lower, upper, x, weights, tol, warm, self.iteration_limit)
+        return implicit_estimate(method, ask, self.iteration_limit)

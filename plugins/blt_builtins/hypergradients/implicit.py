@@ -10,48 +10,55 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.linear import LinearMethod, solve_linear
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.records import Estimate
-from bltoolbox.errors import NumericalError
+from bltoolbox.plugin import (
+    Accuracy,
+    Ask,
+    Estimate,
+    HypergradientEstimator,
+    LinearMethod,
+    Lower,
+    NumericalError,
+    Rows,
+    solve_linear,
+)
 
 
-def implicit_estimate(
-    method: LinearMethod,
-    lower: LowerLevel,
-    upper: UpperLoss,
-    x: Tensor,
-    weights: Tensor,
-    tol: Tensor,
-    warm: Tensor | None,
-    limit: int,
-    truncates: bool = False,
-) -> Estimate:
-    """z by ``method``, from the adjoint ``warm``, with at most ``limit`` iterations for a sample.
+class ImplicitEstimator(HypergradientEstimator):
+    """Remembers the adjoint q of each task, from which its next linear system starts."""
 
-    Reaching the limit is an error unless the method ``truncates`` by design.
+    def keeps(self, lower: Lower) -> Rows:
+        return {"adjoint": torch.empty((0, *lower.shape), dtype=lower.mu.dtype, device=lower.mu.device)}
+
+
+def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool = False) -> Estimate:
+    """z by ``method``, with at most ``most`` iterations for a sample.
+
+    Reaching them is an error if a tolerance was asked for, unless the method ``truncates`` by design.
     """
-    rhs = upper.gradient(x)
-    start = torch.zeros_like(rhs) if warm is None else warm
+    lower, x, tol = ask.lower, ask.solution, ask.tol
+    rhs = ask.upper.gradient(x)
+    start, limit = ask.memory.get("adjoint"), ask.limit(most)
+    start = torch.zeros_like(rhs) if start is None else start
     with torch.no_grad():
         q, residual, iterations = solve_linear(method, lower.linearize(x), rhs, start, tol, limit)
     short = (residual > tol) & (iterations >= limit)
-    if not truncates and bool(short.any()):
+    if isinstance(ask.effort, Accuracy) and not truncates and bool(short.any()):
         raise NumericalError(
             f"the adjoint systems of {int(short.sum())} samples reached the limit of {limit} iterations, with a"
             f" residual of up to {float(residual[short].max()):.2g}; raise hypergradient.iteration_limit, loosen the"
             " tolerance, or set strong_convexity if the system is nearly singular"
         )
-    gradient = {name: -part for name, part in lower.mixed(x, q, weights).items()}
-    return Estimate(gradient, q, residual, iterations)
+    gradient = {name: -part for name, part in lower.mixed(x, q, ask.weights).items()}
+    for name, part in ask.upper.theta_gradient(x, ask.weights).items():
+        gradient[name] = gradient[name] + part
+    return Estimate(gradient, residual, iterations, adjoint=q, memory={"adjoint": q})
 
 
-def certified_lipschitz(lower: LowerLevel, caller: str) -> Tensor:
-    """L, one a sample; a sentence when a component knows none."""
-    if lower.lipschitz is not None:
+def certified_lipschitz(lower: Lower, caller: str) -> Tensor:
+    """L, one per sample; a sentence when it is unknown."""
+    if lower.bounded:
         return lower.lipschitz
-    prior = lower.regularizer.lipschitz(lower.at.regularizer_theta, lower.shape)
-    lacking = type(lower.regularizer if prior is None else lower.operator).__name__
     raise NumericalError(
-        f"{caller} takes steps of length 1/L, but {lacking} knows no Lipschitz constant; use cg-ift, which needs none"
+        f"{caller} takes steps of length 1/L, but the Lipschitz constant L of this problem is unknown;"
+        " use cg-ift, which needs none"
     )

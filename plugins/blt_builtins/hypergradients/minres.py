@@ -23,15 +23,11 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.hypergradients.implicit import implicit_estimate
-from bltoolbox.bilevel.linear import System, initial_residual
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.records import Estimate
-from bltoolbox.bilevel.roles import HypergradientEstimator
-from bltoolbox.bilevel.tensors import dot, expand, norm
+from blt_builtins.hypergradients.implicit import ImplicitEstimator, implicit_estimate
+from bltoolbox.plugin import Ask, Estimate, System, dot, expand, initial_residual, norm
 
 
-class MINRES(HypergradientEstimator):
+class MINRES(ImplicitEstimator):
     """Implicit differentiation with minimal residuals.
 
     Args:
@@ -41,18 +37,8 @@ class MINRES(HypergradientEstimator):
     def __init__(self, iteration_limit: Annotated[int, Gt(0)] = 500) -> None:
         self.iteration_limit = iteration_limit
 
-    def estimate(
-        self,
-        lower: LowerLevel,
-        upper: UpperLoss,
-        x: Tensor,
-        weights: Tensor,
-        tol: Tensor,
-        warm: Tensor | None,
-    ) -> Estimate:
-        return implicit_estimate(
-            MinimalResiduals(), lower, upper, x, weights, tol, warm, self.iteration_limit
-        )
+    def estimate(self, ask: Ask) -> Estimate:
+        return implicit_estimate(MinimalResiduals(), ask, self.iteration_limit)
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,11 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.hypergradients.implicit import certified_lipschitz, implicit_estimate
-from bltoolbox.bilevel.linear import initial_residual
-from bltoolbox.bilevel.problem import Linearization, LowerLevel, UpperLoss
-from bltoolbox.bilevel.records import Estimate
-from bltoolbox.bilevel.roles import HypergradientEstimator
-from bltoolbox.bilevel.tensors import expand, norm
+from blt_builtins.hypergradients.implicit import ImplicitEstimator, certified_lipschitz, implicit_estimate
+from bltoolbox.plugin import Ask, Estimate, Linearization, expand, initial_residual, norm
 
 
-class Neumann(HypergradientEstimator):
+class Neumann(ImplicitEstimator):
     """Implicit differentiation with a Neumann series.
 
     Args:
@@ -40,19 +36,9 @@ class Neumann(HypergradientEstimator):
     def __init__(self, terms: Annotated[int, Gt(0)] = 1000) -> None:
         self.terms = terms
 
-    def estimate(
-        self,
-        lower: LowerLevel,
-        upper: UpperLoss,
-        x: Tensor,
-        weights: Tensor,
-        tol: Tensor,
-        warm: Tensor | None,
-    ) -> Estimate:
-        certified_lipschitz(lower, "neumann")
-        return implicit_estimate(
-            NeumannSeries(), lower, upper, x, weights, tol, warm, self.terms, truncates=True
-        )
+    def estimate(self, ask: Ask) -> Estimate:
+        certified_lipschitz(ask.lower, "neumann")
+        return implicit_estimate(NeumannSeries(), ask, self.terms, truncates=True)
 
 
 @dataclass(frozen=True)

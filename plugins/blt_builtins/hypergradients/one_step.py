@@ -20,13 +20,10 @@ Reference: Bolte, Pauwels & Vaiter, *One-step differentiation of iterative algor
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from blt_builtins.hypergradients.implicit import certified_lipschitz
 from blt_builtins.hypergradients.unrolled import unroll
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.records import Estimate
-from bltoolbox.bilevel.roles import HypergradientEstimator
+from bltoolbox.plugin import Ask, Estimate, HypergradientEstimator
 
 
 class OneStep(HypergradientEstimator):
@@ -35,16 +32,7 @@ class OneStep(HypergradientEstimator):
     gives_adjoint = False
     exact = False
 
-    def estimate(
-        self,
-        lower: LowerLevel,
-        upper: UpperLoss,
-        x: Tensor,
-        weights: Tensor,
-        tol: Tensor,
-        warm: Tensor | None,
-    ) -> Estimate:
-        lipschitz = certified_lipschitz(lower, "one-step")
+    def estimate(self, ask: Ask) -> Estimate:
         # A tolerance of zero: one step is never too many.
         with torch.no_grad():
-            return unroll(lower, upper, x, weights, torch.zeros_like(tol), lipschitz, steps=1)
+            return unroll(ask, torch.zeros_like(ask.tol), certified_lipschitz(ask.lower, "one-step"), steps=1)

@@ -26,10 +26,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.hypergradients.implicit import certified_lipschitz
-from bltoolbox.bilevel.problem import LowerLevel, UpperLoss
-from bltoolbox.bilevel.records import Estimate
-from bltoolbox.bilevel.roles import HypergradientEstimator
-from bltoolbox.bilevel.tensors import expand, norm
+from bltoolbox.plugin import Ask, Estimate, HypergradientEstimator, Lower, expand, norm
 
 
 class Unrolled(HypergradientEstimator):
@@ -44,34 +41,20 @@ class Unrolled(HypergradientEstimator):
     def __init__(self, steps: Annotated[int, Gt(0)] = 50) -> None:
         self.steps = steps
 
-    def estimate(
-        self,
-        lower: LowerLevel,
-        upper: UpperLoss,
-        x: Tensor,
-        weights: Tensor,
-        tol: Tensor,
-        warm: Tensor | None,
-    ) -> Estimate:
-        lipschitz = certified_lipschitz(lower, "unrolled")
+    def estimate(self, ask: Ask) -> Estimate:
         with torch.no_grad():
-            return unroll(lower, upper, x, weights, tol, lipschitz, self.steps)
+            return unroll(ask, ask.tol, certified_lipschitz(ask.lower, "unrolled"), ask.limit(self.steps))
 
 
-def unroll(
-    lower: LowerLevel,
-    upper: UpperLoss,
-    x: Tensor,
-    weights: Tensor,
-    tol: Tensor,
-    lipschitz: Tensor,
-    steps: int,
-) -> Estimate:
-    """z through ``steps`` gradient steps from x."""
+def unroll(ask: Ask, tol: Tensor, lipschitz: Tensor, steps: int) -> Estimate:
+    """z through ``steps`` gradient steps from the solution."""
+    lower, x, weights = ask.lower, ask.solution, ask.weights
     points, inside = _forward(lower, x, lipschitz, steps)
-    p = upper.gradient(points[-1])
+    p = ask.upper.gradient(points[-1])
     residual, iterations = norm(p), torch.full_like(tol, steps, dtype=torch.long)
     z = {name: torch.zeros_like(value) for name, value in lower.theta.items()}
+    for name, part in ask.upper.theta_gradient(points[-1], weights).items():
+        z[name] += part
     order = torch.arange(len(x), device=x.device)
     for k in reversed(range(steps)):
         if not bool((running := residual[order] > tol[order]).all()):
@@ -84,12 +67,10 @@ def unroll(
             z[name] -= part
         residual[order] = norm(p)
         iterations[order] += 1
-    return Estimate(z, None, residual, iterations)
+    return Estimate(z, residual, iterations)
 
 
-def _forward(
-    lower: LowerLevel, x: Tensor, lipschitz: Tensor, steps: int
-) -> tuple[list[Tensor], list[Tensor]]:
+def _forward(lower: Lower, x: Tensor, lipschitz: Tensor, steps: int) -> tuple[list[Tensor], list[Tensor]]:
     """x_0, …, x_K, and for each step the pixels that the projection let pass."""
     points, inside = [lower.project(x)], []
     for _ in range(steps):
@@ -99,7 +80,7 @@ def _forward(
     return points, inside
 
 
-def _backward(lower: LowerLevel, x: Tensor, u: Tensor, lipschitz: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(lower: Lower, x: Tensor, u: Tensor, lipschitz: Tensor) -> tuple[Tensor, Tensor]:
     """u/L and p = u − ∇²h(x) u/L.
 
     With a constraint ∇²h acts on the free pixels of x_k alone. All u is there; and what ∇²h u has elsewhere, on pixels

@@ -21,12 +21,17 @@ from typing import Any
 
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Logger
-from bltoolbox.config.reading import LOG, read_text
-from bltoolbox.errors import BltError
-from bltoolbox.runs.files import append_to, make_folder, write_text
-from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.listeners import Check
+from bltoolbox.plugin import (
+    LOG,
+    BltError,
+    Check,
+    Experiment,
+    Logger,
+    append_to,
+    make_folder,
+    read_text,
+    write_text,
+)
 
 HEADING = ("step", "computations", "seconds", "name", "value")
 

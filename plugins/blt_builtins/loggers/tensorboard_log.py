@@ -20,12 +20,7 @@ from typing import Annotated, Any
 from annotated_types import Gt
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import split
-from bltoolbox.bilevel.roles import Logger
-from bltoolbox.errors import MissingError
-from bltoolbox.runs.files import make_folder
-from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.listeners import Check, RunResult
+from bltoolbox.plugin import Check, Experiment, Logger, MissingError, RunResult, make_folder, split
 
 
 class TensorBoardLog(Logger):

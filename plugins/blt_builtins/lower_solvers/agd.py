@@ -23,9 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import dot, expand
+from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand
 
 
 @dataclass(frozen=True)
@@ -46,15 +44,15 @@ class AGD(LowerSolver):
     exact_residual = True
     handles_constraint = True
 
-    def init(self, lower: LowerLevel, x0: Tensor) -> AGDState:
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> AGDState:
         x0 = lower.project(x0)
         gradient = lower.gradient(x0)
-        lipschitz = torch.ones_like(lower.mu) if lower.lipschitz is None else lower.lipschitz
+        lipschitz = lower.lipschitz if lower.bounded else torch.ones_like(lower.mu)
         ones = torch.ones_like(lower.mu)
         return AGDState(x0, lower.residual(x0, gradient), gradient, x0, lipschitz, ones)
 
-    def step(self, lower: LowerLevel, state: AGDState) -> AGDState:
-        if lower.lipschitz is None:
+    def step(self, lower: Lower, state: AGDState) -> AGDState:
+        if not lower.bounded:
             point, lipschitz = self._backtrack(lower, state)
         else:
             lipschitz = state.lipschitz
@@ -66,7 +64,7 @@ class AGD(LowerSolver):
         return AGDState(x, lower.residual(x, gradient), gradient, point, lipschitz, t)
 
     def _momentum(
-        self, lower: LowerLevel, state: AGDState, move: Tensor, lipschitz: Tensor
+        self, lower: Lower, state: AGDState, move: Tensor, lipschitz: Tensor
     ) -> tuple[Tensor, Tensor]:
         root = (lower.mu / lipschitz).clamp(0, 1).sqrt()
         uphill = dot(state.gradient, move) > 0
@@ -75,7 +73,7 @@ class AGD(LowerSolver):
         beta = torch.where(uphill, 0.0, (t_old - 1) / t)
         return torch.where(lower.mu > 0, (1 - root) / (1 + root), beta), t
 
-    def _backtrack(self, lower: LowerLevel, state: AGDState) -> tuple[Tensor, Tensor]:
+    def _backtrack(self, lower: Lower, state: AGDState) -> tuple[Tensor, Tensor]:
         """The smallest L in a doubling sequence with ⟨∇h(x⁺) − ∇h(v), x⁺ − v⟩ ≤ L‖x⁺ − v‖².
 
         Gradients, not energies: the difference of two energies is lost to rounding near the minimiser.

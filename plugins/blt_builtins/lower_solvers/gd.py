@@ -24,9 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import dot, expand
+from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand
 
 
 @dataclass(frozen=True)
@@ -45,23 +43,23 @@ class GradientDescent(LowerSolver):
     exact_residual = True
     handles_constraint = True
 
-    def init(self, lower: LowerLevel, x0: Tensor) -> GDState:
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> GDState:
         x0 = lower.project(x0)
         gradient = lower.gradient(x0)
-        lipschitz = torch.ones_like(lower.mu) if lower.lipschitz is None else lower.lipschitz
+        lipschitz = lower.lipschitz if lower.bounded else torch.ones_like(lower.mu)
         return GDState(x0, lower.residual(x0, gradient), gradient, lipschitz)
 
-    def step(self, lower: LowerLevel, state: GDState) -> GDState:
-        if lower.lipschitz is None:
+    def step(self, lower: Lower, state: GDState) -> GDState:
+        if not lower.bounded:
             return self._backtrack(lower, state)
         x = self._move(lower, state, state.lipschitz)
         gradient = lower.gradient(x)
         return GDState(x, lower.residual(x, gradient), gradient, state.lipschitz)
 
-    def _move(self, lower: LowerLevel, state: GDState, lipschitz: Tensor) -> Tensor:
+    def _move(self, lower: Lower, state: GDState, lipschitz: Tensor) -> Tensor:
         return lower.project(state.x - state.gradient / expand(lipschitz, state.x))
 
-    def _backtrack(self, lower: LowerLevel, state: GDState) -> GDState:
+    def _backtrack(self, lower: Lower, state: GDState) -> GDState:
         lipschitz = state.lipschitz
         for _ in range(60):
             x = self._move(lower, state, lipschitz)

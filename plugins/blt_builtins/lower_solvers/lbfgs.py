@@ -26,9 +26,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.lower_solvers.line_search import Point, line_search
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import dot, expand, norm
+from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand, norm
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,14 @@ class LBFGS(LowerSolver):
     def __init__(self, memory: Annotated[int, Gt(0)] = 10) -> None:
         self.memory = memory
 
-    def init(self, lower: LowerLevel, x0: Tensor) -> LBFGSState:
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> LBFGSState:
         point = Point.at(lower, x0)
-        scale = torch.ones_like(lower.mu) if lower.lipschitz is None else 1 / lower.lipschitz
+        scale = 1 / lower.lipschitz if lower.bounded else torch.ones_like(lower.mu)
         none = _flat(x0).new_zeros(len(x0), 0, _flat(x0).shape[1])
         residual = norm(point.gradient)
         return LBFGSState(x0, residual, point.gradient, point.energy, none, none, none[:, :, 0], scale)
 
-    def step(self, lower: LowerLevel, state: LBFGSState) -> LBFGSState:
+    def step(self, lower: Lower, state: LBFGSState) -> LBFGSState:
         direction = self._direction(state)
         found, moved = line_search(lower, Point(state.x, state.gradient, state.energy), direction)
         s, y = _flat(found.x - state.x), _flat(found.gradient - state.gradient)

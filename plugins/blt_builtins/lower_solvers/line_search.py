@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.tensors import dot, expand, put, take
+from bltoolbox.plugin import Lower, dot, expand, put, take
 
 #: c and σ above, the growth of the slope allowed where energies say nothing, and the most trials.
 _FALL, _CURVATURE, _OVERSHOOT, _TRIALS = 1e-4, 0.9, 0.8, 30
@@ -35,7 +34,7 @@ class Point:
     energy: Tensor
 
     @classmethod
-    def at(cls, lower: LowerLevel, x: Tensor) -> Point:
+    def at(cls, lower: Lower, x: Tensor) -> Point:
         return cls(x, lower.gradient(x), lower.energy(x))
 
 
@@ -66,7 +65,7 @@ class _Bracket:
         return torch.where(torch.isinf(self.high), grown * self.low, self.low + inside * width)
 
 
-def line_search(lower: LowerLevel, start: Point, direction: Tensor) -> tuple[Point, Tensor]:
+def line_search(lower: Lower, start: Point, direction: Tensor) -> tuple[Point, Tensor]:
     """The point found on x + αd from the trial α = 1, and whether each sample found one; where not, its start."""
     slope_start = dot(start.gradient, direction)
     zero = torch.zeros_like(slope_start)

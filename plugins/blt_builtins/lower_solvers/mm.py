@@ -25,10 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.fusion import Fused
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import dot, expand, norm
+from bltoolbox.plugin import Composite, Fused, Lower, LowerSolver, NumericalError, Rows, dot, expand, norm
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,7 @@ class MMState:
     t: Tensor
     weights: Tensor
     forward: Tensor
+    curvature: Tensor | None
     d: Tensor
     t_d: Tensor
     forward_d: Tensor
@@ -54,54 +52,57 @@ class MemoryGradient(LowerSolver):
             for the compiler; where there is none, a line says so and nothing is fused.
     """
 
-    requires: ClassVar = {"regularizer": ("analyse", "synthesise", "majorant")}
+    requires: ClassVar = {
+        "regularizer": ("analyse", "synthesise", "majorant"),
+        "data_term": ("majorant",),
+    }
 
     def __init__(self, compile: bool = False) -> None:
         self.compile = compile
         self._gram = Fused(compact_gram) if compile else gram
         self._advance = Fused(advance) if compile else advance
 
-    def init(self, lower: LowerLevel, x0: Tensor) -> MMState:
-        t = lower.regularizer.analyse(lower.at.regularizer_theta, x0)
-        forward = lower.forward(x0)
-        weights, gradient = self._gradient(lower, x0, t, forward)
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> MMState:
+        composite = half_quadratic(lower)
+        t, forward = composite.forward(x0)
+        gradient, weights, curvature = self._gradient(lower, composite, x0, (t, forward))
         zeros = torch.zeros_like(x0), torch.zeros_like(t), torch.zeros_like(forward)
-        return MMState(x0, norm(gradient), gradient, t, weights, forward, *zeros)
+        return MMState(x0, norm(gradient), gradient, t, weights, forward, curvature, *zeros)
 
-    def step(self, lower: LowerLevel, state: MMState) -> MMState:
-        g = state.gradient
-        t_g = lower.regularizer.analyse(lower.at.regularizer_theta, g)
-        forward_g = lower.forward(g)
-        along = self._subspace_minimiser(lower, state, t_g, forward_g)
+    def step(self, lower: Lower, state: MMState) -> MMState:
+        g, composite = state.gradient, half_quadratic(lower)
+        t_g, forward_g = composite.forward(g)
+        along = self._subspace_minimiser(composite, state, t_g, forward_g)
         t, t_d = self._advance(state.t, state.t_d, t_g, along)
         x, d = self._advance(state.x, state.d, g, along)
         if forward_g is g:  # A is the identity
             forward, forward_d = x, d
         else:
             forward, forward_d = self._advance(state.forward, state.forward_d, forward_g, along)
-        weights, gradient = self._gradient(lower, x, t, forward)
-        return MMState(x, norm(gradient), gradient, t, weights, forward, d, t_d, forward_d)
+        gradient, weights, curvature = self._gradient(lower, composite, x, (t, forward))
+        return MMState(x, norm(gradient), gradient, t, weights, forward, curvature, d, t_d, forward_d)
 
-    def _gradient(self, lower: LowerLevel, x: Tensor, t: Tensor, forward: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradient(
+        self, lower: Lower, composite: Composite, x: Tensor, t: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """∇h, and the curvatures of the two parabolas; None stands for 1."""
         lower.counter.gradients += len(x)
-        theta = lower.at.regularizer_theta
-        weights = lower.regularizer.majorant(theta, t)
-        gradient = lower.regularizer.synthesise(theta, weights * t, lower.shape)
-        misfit = forward - lower.y
-        back = lower.backward(misfit)
-        # Where A is the identity, the misfit is at hand to be written to.
-        gradient = misfit.add_(gradient) if back is misfit else gradient + back
-        return weights, gradient.add_(x, alpha=lower.ridge) if lower.ridge else gradient
+        slopes, (weights, curvature) = composite.touch(t)
+        gradient = composite.adjoint(slopes)
+        if composite.ridge:
+            gradient = gradient.add_(x, alpha=composite.ridge)
+        return gradient, torch.as_tensor(weights), curvature if isinstance(curvature, Tensor) else None
 
     def _subspace_minimiser(
-        self, lower: LowerLevel, state: MMState, t_g: Tensor, forward_g: Tensor
+        self, composite: Composite, state: MMState, t_g: Tensor, forward_g: Tensor
     ) -> Tensor:
-        """s with M s = −Dᵀ∇h, M = Dᵀ(AᵀA + CᵀWC + μ_0)D, D = [∇h, d], by Cramer's rule in float64: (2, B)."""
+        """s with M s = −Dᵀ∇h, M = Dᵀ(AᵀVA + CᵀWC + μ_0)D, D = [∇h, d], by Cramer's rule in float64: (2, B)."""
         g = state.gradient
         slopes = self._gram(g, state.d)
-        data = slopes if forward_g is g else self._gram(forward_g, state.forward_d)
+        plain = forward_g is g and state.curvature is None
+        data = slopes if plain else self._gram(forward_g, state.forward_d, state.curvature)
         system = data + self._gram(t_g, state.t_d, state.weights)
-        gg, gd, dd = (system + lower.ridge * slopes if lower.ridge else system).unbind()
+        gg, gd, dd = (system + composite.ridge * slopes if composite.ridge else system).unbind()
         slope_g, slope_d, _ = slopes.unbind()
         determinant = gg * dd - gd.square()
         # Parallel directions (or no last step): along the gradient alone.
@@ -110,6 +111,15 @@ class MemoryGradient(LowerSolver):
         along_g = torch.where(plane, (gd * slope_d - dd * slope_g) / safe, -slope_g / gg.clamp_min(1e-300))
         along_d = torch.where(plane, (gd * slope_g - gg * slope_d) / safe, 0.0)
         return torch.stack([along_g, along_d]).to(g.dtype)
+
+
+def half_quadratic(lower: Lower) -> Composite:
+    """h as a sum of a regularizer and a data term that both have majorising parabolas."""
+    if (composite := lower.composite()) is None:
+        raise NumericalError(
+            "mm needs a regularizer and a data term with majorants; use agd, which needs none"
+        )
+    return composite
 
 
 def gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:

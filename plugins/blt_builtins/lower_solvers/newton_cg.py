@@ -25,10 +25,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from blt_builtins.lower_solvers.line_search import Point, line_search
-from bltoolbox.bilevel.linear import ConjugateGradients, sweep
-from bltoolbox.bilevel.problem import LowerLevel
-from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import norm
+from bltoolbox.plugin import ConjugateGradients, Lower, LowerSolver, Rows, norm, sweep
 
 
 @dataclass(frozen=True)
@@ -60,18 +57,18 @@ class NewtonCG(LowerSolver):
         self.forcing = forcing
         self.cg_limit = cg_limit
 
-    def init(self, lower: LowerLevel, x0: Tensor) -> NewtonState:
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> NewtonState:
         point = Point.at(lower, x0)
         residual = norm(point.gradient)
         return NewtonState(x0, residual, point.gradient, point.energy, residual)
 
-    def step(self, lower: LowerLevel, state: NewtonState) -> NewtonState:
+    def step(self, lower: Lower, state: NewtonState) -> NewtonState:
         found, _ = line_search(
             lower, Point(state.x, state.gradient, state.energy), self._direction(lower, state)
         )
         return NewtonState(found.x, norm(found.gradient), found.gradient, found.energy, state.first)
 
-    def _direction(self, lower: LowerLevel, state: NewtonState) -> Tensor:
+    def _direction(self, lower: Lower, state: NewtonState) -> Tensor:
         """From zero, every iterate of CG descends. The recursive residual is good enough at such tolerances."""
         progress = state.residual / torch.where(state.first > 0, state.first, 1.0)
         tol = progress.pow(self.forcing).clamp_max(0.5) * state.residual

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.tensors import Constant
-from bltoolbox.config.reading import KERNEL, MASK, Limit
-from bltoolbox.restoration.npy import read_array
+from bltoolbox.plugin import KERNEL, MASK, Constant, Limit, read_array
 
 
 def read_matrix(path: str, what: str, limit: Limit = KERNEL) -> Tensor:

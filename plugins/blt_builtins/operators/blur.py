@@ -31,8 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.operators.arrays import read_matrix
-from bltoolbox.bilevel.roles import Operator, Theta
-from bltoolbox.bilevel.tensors import Constant, image_layout
+from bltoolbox.plugin import Constant, Operator, Rows, Theta, image_layout
 
 Boundary = Literal["symmetric", "periodic", "zero", "valid"]
 
@@ -66,7 +65,7 @@ class Blur(Operator):
                 " divide it by its sum or set learned: false"
             )
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {"log_kernel": torch.zeros_like(self.kernel)} if self.learned else {}
 
     def check(self, shape: Sequence[int]) -> str | None:
@@ -78,21 +77,21 @@ class Blur(Operator):
             )
         return None
 
-    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         kernel = self._kernel(theta, x)
         return _correlate(_extend(x, kernel.shape, self.boundary), kernel.flip(0, 1))
 
-    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
+    def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         return _convolve_adjoint(y, self._kernel(theta, y), self.boundary)
 
-    def start(self, y: Tensor, theta: Theta) -> Tensor:
+    def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         """y itself, its border pixels repeated where y is smaller than x."""
         if self.boundary != "valid":
             return y
         rows, columns = (_margins(length) for length in self.kernel.shape)
         return F.pad(y, (*columns, *rows), mode="replicate")
 
-    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, Tensor]:
         kernel = self._kernel(theta).detach().double()
         size = max(kernel.shape)
         grid = max(128, 2 ** math.ceil(math.log2(16 * size)))
@@ -105,7 +104,7 @@ class Blur(Operator):
         ones = torch.ones(1, 1, *smaller, dtype=kernel.dtype, device=kernel.device)
         schur = kernel.abs().sum() * _convolve_adjoint(ones, kernel.abs(), self.boundary).max()
         # A mirror repeats pixels: the spectrum of a kernel that is not symmetric itself bounds nothing there.
-        return schur if self.boundary == "symmetric" else torch.minimum(spectrum, schur)
+        return 0.0, schur if self.boundary == "symmetric" else torch.minimum(spectrum, schur)
 
     def _kernel(self, theta: Theta, like: Tensor | None = None) -> Tensor:
         """The learned kernel or, without θ, the true one."""

@@ -19,7 +19,7 @@ from annotated_types import Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from bltoolbox.bilevel.roles import Operator, Theta
+from bltoolbox.plugin import Operator, Rows, Theta
 
 
 class Downsampling(Operator):
@@ -40,20 +40,17 @@ class Downsampling(Operator):
             )
         return None
 
-    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         if sentence := self.check(x.shape[1:]):
             raise ValueError(sentence)
         return F.avg_pool2d(x, self.factor)
 
-    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
+    def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         spread = y.repeat_interleave(self.factor, dim=2).repeat_interleave(self.factor, dim=3)
         return spread / self.factor**2
 
-    def start(self, y: Tensor, theta: Theta) -> Tensor:
+    def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         return F.interpolate(y, scale_factor=self.factor, mode="bilinear", align_corners=False)
 
-    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> float:
-        return 1 / self.factor**2
-
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
-        return 1.0 if self.factor == 1 else 0.0
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, float]:
+        return 1.0 if self.factor == 1 else 0.0, 1 / self.factor**2

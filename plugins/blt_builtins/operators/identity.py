@@ -10,20 +10,17 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Operator, Theta
+from bltoolbox.plugin import Operator, Rows, Theta
 
 
 class Identity(Operator):
     """A x = x, for denoising."""
 
-    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         return x
 
-    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
+    def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         return y
 
-    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> float:
-        return 1.0
-
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
-        return 1.0
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, float]:
+        return 1.0, 1.0

@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.operators.arrays import misfit, read_mask
-from bltoolbox.bilevel.roles import Operator, Theta
-from bltoolbox.bilevel.tensors import Constant, keyed_generator
+from bltoolbox.plugin import Constant, Operator, Rows, Theta, keyed_generator
 
 
 class Inpainting(Operator):
@@ -53,25 +52,22 @@ class Inpainting(Operator):
     def check(self, shape: Sequence[int]) -> str | None:
         return misfit(self.mask, (shape[1], shape[2]))
 
-    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         return x * self.known(x)
 
-    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
+    def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         return y * self.known(y)
 
-    def add_noise(self, y: Tensor, noise: Tensor) -> Tensor:
-        return y + noise * self.known(y)
+    def measured(self, y: Tensor, context: Rows) -> Tensor:
+        return self.known(y)
 
-    def start(self, y: Tensor, theta: Theta) -> Tensor:
+    def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         return fill(y, self.known(y))
 
-    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> float:
-        return 1.0
-
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, float]:
         if self.mask is None:
-            return 1.0 if _missing(self.missing, shape[1] * shape[2]) == 0 else 0.0
-        return float(self.mask.value.min())
+            return 1.0 if _missing(self.missing, shape[1] * shape[2]) == 0 else 0.0, 1.0
+        return float(self.mask.value.min()), 1.0
 
     def known(self, x: Tensor) -> Tensor:
         """The mask (H, W) for images like ``x``."""

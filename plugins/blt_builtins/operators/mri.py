@@ -29,8 +29,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from blt_builtins.operators.arrays import misfit, read_mask
-from bltoolbox.bilevel.roles import Operator, Theta
-from bltoolbox.bilevel.tensors import Constant, keyed_generator
+from bltoolbox.plugin import Constant, Operator, Rows, Theta, keyed_generator
 
 
 class MRI(Operator):
@@ -71,24 +70,22 @@ class MRI(Operator):
             )
         return misfit(self.mask, (shape[1], shape[2]))
 
-    def apply(self, x: Tensor, theta: Theta) -> Tensor:
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         image = x if self.image == "real" else _complex(x)
-        return _channels(torch.fft.fft2(image, norm="ortho")) * self.measured(x)
+        return _channels(torch.fft.fft2(image, norm="ortho")) * self.sampled(x)
 
-    def adjoint(self, y: Tensor, theta: Theta) -> Tensor:
-        image = torch.fft.ifft2(_complex(y * self.measured(y)), norm="ortho")
+    def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
+        image = torch.fft.ifft2(_complex(y * self.sampled(y)), norm="ortho")
         return image.real if self.image == "real" else _channels(image)
 
-    def add_noise(self, y: Tensor, noise: Tensor) -> Tensor:
-        return y + noise * self.measured(y)
+    def measured(self, y: Tensor, context: Rows) -> Tensor:
+        return self.sampled(y)
 
-    def norm_bound(self, theta: Theta, shape: Sequence[int]) -> float:
-        return float(self._eigenvalues(shape).max())
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, float]:
+        eigenvalues = self._eigenvalues(shape)
+        return float(eigenvalues.min()), float(eigenvalues.max())
 
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:
-        return float(self._eigenvalues(shape).min())
-
-    def measured(self, x: Tensor) -> Tensor:
+    def sampled(self, x: Tensor) -> Tensor:
         """The mask for images or measurements like ``x``: (H, W), or (1, W) for whole columns."""
         if self.mask is not None:
             if sentence := misfit(self.mask, (x.shape[2], x.shape[3])):
@@ -98,7 +95,7 @@ class MRI(Operator):
 
     def _eigenvalues(self, shape: Sequence[int]) -> Tensor:
         """Those of AᵀA."""
-        mask = self.measured(torch.empty(1, *shape, dtype=torch.float64))
+        mask = self.sampled(torch.empty(1, *shape, dtype=torch.float64))
         if self.image == "complex":
             return mask
         opposite = mask.flip(0, 1).roll((1, 1), (0, 1))

@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import Boundary, FilterBank, extend, norm_bound
-from bltoolbox.bilevel.records import Constants
-from bltoolbox.bilevel.tensors import norm
+from bltoolbox.plugin import Constants, norm
 
 #: max |φ'''| ν², attained at t = ν/2.
 THIRD = 0.8587

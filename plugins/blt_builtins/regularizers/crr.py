@@ -37,8 +37,7 @@ from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import Boundary, FilterBank, norm_bound
 from blt_builtins.regularizers.foe import difference_kernels
-from bltoolbox.bilevel.records import Potentials
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.plugin import Potentials, Regularizer, Theta
 
 
 class ConvexRidge(Regularizer):
@@ -80,13 +79,13 @@ class ConvexRidge(Regularizer):
         """Δ, the length of an interval."""
         return 2 * self.range / (self.knots - 1)
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         position = torch.arange((self.knots + 1) // 2, dtype=torch.float64)
         values = position / (position.square() + 1).sqrt()  # φ'(mΔ) for ν = Δ
         log_slopes = (values.diff() / self.spacing).log()
         if self.symmetry == "free":
             log_slopes = torch.cat([log_slopes.flip(0), log_slopes])
-        kernels = difference_kernels(self.filters, channels, self.kernel_size)
+        kernels = difference_kernels(self.filters, shape[0], self.kernel_size)
         return {
             "kernels": kernels / kernels.flatten(1).norm(dim=1).view(-1, 1, 1, 1),
             "log_slopes": log_slopes.repeat(self.filters, 1),

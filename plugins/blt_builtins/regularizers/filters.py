@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bltoolbox.bilevel.tensors import image_layout, lasting
+from bltoolbox.plugin import image_layout
 
 Boundary = Literal["valid", "zero", "periodic", "symmetric"]
 
@@ -77,15 +77,10 @@ class FilterBank:
 
     @cached_property
     def _laid_out(self) -> Tensor:
-        with lasting():
-            return image_layout(self.kernels)
+        return image_layout(self.kernels)
 
     @cached_property
     def _phases(self) -> Tensor:
-        with lasting():
-            return self._shifted()
-
-    def _shifted(self) -> Tensor:
         filters, channels, size, _ = self.kernels.shape
         p = 3 if channels == 1 else 2
         flipped = self.kernels.flip(2, 3).transpose(0, 1)

@@ -40,9 +40,7 @@ from blt_builtins.regularizers.filters import (
     extend,
     norm_bound,
 )
-from bltoolbox.bilevel.records import Constants, Potentials
-from bltoolbox.bilevel.roles import Regularizer, Theta
-from bltoolbox.bilevel.tensors import lasting
+from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta
 
 
 class FieldOfExperts(Regularizer):
@@ -79,15 +77,14 @@ class FieldOfExperts(Regularizer):
         self.weight = weight
         self.start = start
         self.basis = basis
-        self._seen: tuple[tuple[tuple[Tensor, int], ...], NormalForm] | None = None
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        shape = (self.filters, channels, self.kernel_size, self.kernel_size)
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         if self.start == "random":
-            kernels = torch.randn(shape, dtype=torch.float64, generator=generator)
+            sides = (self.filters, shape[0], self.kernel_size, self.kernel_size)
+            kernels = torch.randn(sides, dtype=torch.float64, generator=generator)
         else:
             make = difference_kernels if self.start == "differences" else cosine_kernels
-            kernels = make(*shape[:3])
+            kernels = make(self.filters, shape[0], self.kernel_size)
         kernels = kernels - kernels.mean((2, 3), keepdim=True)
         kernels = kernels / kernels.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
         count = self.filters if self.smoothing == "per-filter" else 1
@@ -201,16 +198,11 @@ class FieldOfExperts(Regularizer):
         """The weight of each filter, were its kernel of unit norm."""
         return amplitudes(theta) * self.kernels(theta).flatten(1).norm(dim=1)
 
+    def prepare(self, theta: Theta) -> Theta:
+        return Prepared(theta, self._normal_form(theta))
+
     def _form(self, theta: Theta) -> NormalForm:
-        """The normal form at θ; that of the θ seen last is kept, as a solve asks for it twice an iteration."""
-        if any(value.requires_grad or value.is_inference() for value in theta.values()):
-            return self._normal_form(theta)
-        key = tuple((value, value._version) for _, value in sorted(theta.items()))
-        seen = self._seen  # another thread may replace it
-        if seen is None or not _same(seen[0], key):
-            with lasting():
-                self._seen = seen = key, self._normal_form(theta)
-        return seen[1]
+        return theta.form if isinstance(theta, Prepared) else self._normal_form(theta)
 
     def _normal_form(self, theta: Theta) -> NormalForm:
         a = amplitudes(theta)
@@ -234,8 +226,7 @@ class Planes:
         size = tuple(t.shape[2:])
         made = self._made.get(size)
         if made is None:
-            with lasting():
-                made = self.values.expand(1, *size, -1).contiguous().permute(0, 3, 1, 2)
+            made = self.values.expand(1, *size, -1).contiguous().permute(0, 3, 1, 2)
             if len(self._made) >= _SIZES:  # pictures and tiles come in ever new sizes
                 self._made.clear()
             self._made[size] = made
@@ -266,8 +257,7 @@ class SmoothedAbs:
 
     @cached_property
     def _squares(self) -> Planes:
-        with lasting():
-            return Planes(self.nu.square())
+        return Planes(self.nu.square())
 
 
 class Potential(Protocol):
@@ -288,6 +278,14 @@ class NormalForm:
     of: Potential
 
 
+class Prepared(dict[str, Tensor]):
+    """θ with its normal form, which a solve asks for twice per iteration."""
+
+    def __init__(self, theta: Theta, form: NormalForm) -> None:
+        super().__init__(theta)
+        self.form = form
+
+
 @dataclass(frozen=True)
 class _Hessian:
     """v ↦ Σ_j C_jᵀ[φ''(C_j x) ⊙ C_j v], the curvature kept."""
@@ -301,13 +299,6 @@ class _Hessian:
 
     def take(self, index: Tensor) -> _Hessian:
         return _Hessian(self.bank, self.shape, self.curvature[index])
-
-
-def _same(one: tuple[tuple[Tensor, int], ...], other: tuple[tuple[Tensor, int], ...]) -> bool:
-    """The very same tensors, not written to since."""
-    return len(one) == len(other) and all(
-        a is b and before == now for (a, before), (b, now) in zip(one, other, strict=True)
-    )
 
 
 def cosine_kernels(filters: int, channels: int, size: int) -> Tensor:

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import extend
 from blt_builtins.regularizers.foe import difference_kernels
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.plugin import Regularizer, Theta
 
 
 class InputConvexNetwork(Regularizer):
@@ -71,12 +71,12 @@ class InputConvexNetwork(Regularizer):
         self.weight = weight
         self.ridge = ridge
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, dtype=torch.float64, generator=generator)
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        def normal(*sides: int) -> Tensor:
+            return torch.randn(sides, dtype=torch.float64, generator=generator)
 
         size, area = self.kernel_size, self.kernel_size**2
-        pairs = difference_kernels(self.filters // 2, channels, size)
+        pairs = difference_kernels(self.filters // 2, shape[0], size)
         pairs = pairs / pairs.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
         theta = {
             "skip_0": torch.cat([pairs, -pairs]),
@@ -87,7 +87,7 @@ class InputConvexNetwork(Regularizer):
         mean = -math.log(self.filters * area)
         for k in range(1, self.layers):
             theta[f"log_weights_{k}"] = mean + 0.5 * normal(self.filters, self.filters, size, size)
-            skip = normal(self.filters, channels, size, size) / (10 * size)
+            skip = normal(self.filters, shape[0], size, size) / (10 * size)
             theta[f"skip_{k}"] = skip - skip.mean((2, 3), keepdim=True)
             theta[f"bias_{k}"] = torch.zeros(self.filters, dtype=torch.float64)
         return theta

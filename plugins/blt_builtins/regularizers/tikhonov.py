@@ -21,7 +21,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.plugin import Regularizer, Theta
 
 
 class Tikhonov(Regularizer):
@@ -38,7 +38,7 @@ class Tikhonov(Regularizer):
         self.weight = weight
         self.of = of
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {"log_weight": torch.full((1,), math.log(self.weight), dtype=torch.float64)}
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:

@@ -22,9 +22,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.regularizers.certificates import THIRD
-from bltoolbox.bilevel.records import Constants, Potentials
-from bltoolbox.bilevel.roles import Regularizer, Theta
-from bltoolbox.bilevel.tensors import norm
+from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta, norm
 
 
 class TotalVariation(Regularizer):
@@ -46,7 +44,7 @@ class TotalVariation(Regularizer):
         self.nu = nu
         self.channels = channels
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {
             "log_weight": torch.full((1,), math.log(self.weight), dtype=torch.float64),
             "log_smoothing": torch.full((1,), math.log(self.nu), dtype=torch.float64),

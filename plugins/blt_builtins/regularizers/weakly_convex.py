@@ -49,8 +49,7 @@ from torch import Tensor
 
 from blt_builtins.regularizers.filters import Boundary, norm_bound
 from blt_builtins.regularizers.foe import FieldOfExperts, NormalForm, Planes, SmoothedAbs, amplitudes
-from bltoolbox.bilevel.records import Potentials
-from bltoolbox.bilevel.roles import Regularizer, Theta
+from bltoolbox.plugin import Potentials, Regularizer, Theta
 
 #: The supremum of β_j: the little slope that is left keeps majorant weights positive in float32, too.
 _LOST = 0.9999
@@ -97,8 +96,8 @@ class WeaklyConvexExperts(FieldOfExperts):
         self.flattening = flattening
         self.curvature = curvature
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
-        theta = super().init_params(channels, generator)
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        theta = super().init_params(shape, generator)
         # Symmetric kernels reach their norm at several frequencies at once, where it has no derivative.
         noise = torch.randn(theta["kernels"].shape, dtype=torch.float64, generator=generator)
         theta["kernels"] = theta["kernels"] + _ASYMMETRY * noise

@@ -17,9 +17,7 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Gt
 
-from bltoolbox.bilevel.records import Batch
-from bltoolbox.bilevel.roles import Sampler
-from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.plugin import Batch, Sampler, keyed_generator
 
 
 class Epoch(Sampler):

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bltoolbox.bilevel.records import Batch
-from bltoolbox.bilevel.roles import Sampler
+from bltoolbox.plugin import Batch, Sampler
 
 
 class Full(Sampler):

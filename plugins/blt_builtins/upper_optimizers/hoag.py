@@ -31,9 +31,17 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from blt_builtins.upper_optimizers.schedule import descend, power_decay, step_metrics
-from bltoolbox.bilevel.records import HypergradientResult, Status, Step, Value
-from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
-from bltoolbox.bilevel.tensors import theta_norm
+from bltoolbox.plugin import (
+    Accuracy,
+    HypergradientResult,
+    Oracle,
+    Status,
+    Step,
+    Theta,
+    UpperOptimizer,
+    Value,
+    theta_norm,
+)
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 _POWERS = {"quadratic": 2.0, "cubic": 3.0}
@@ -83,17 +91,17 @@ class HOAG(UpperOptimizer):
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         k, alpha = state["k"], state["alpha"]
         tol, adjoint_tol = self._accuracy(self.tol, k), self._accuracy(self.adjoint_tol, k)
-        result = oracle.hypergradient(theta, tol, adjoint_tol)
+        result = oracle.hypergradient(theta, Accuracy(tol), Accuracy(adjoint_tol))
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
         if reason := _exhausted(theta, result, alpha):
             return Step(dict(theta), dict(state), result.value.value, metrics, finished=reason)
-        before = result.value if result.value.certified else oracle.value(theta, tol, bound=True)
+        before = result.value if result.value.certified else oracle.value(theta, Accuracy(tol), bound=True)
         # Below the floor of the dtype a tighter tolerance costs much and gives nothing.
         k = k if _at_floor(result) else k + 1
         next_tol = self._accuracy(self.tol, k)
         for trial in range(self.trials):
             moved = descend(oracle, theta, result.gradient, alpha)
-            value = oracle.value(moved, next_tol, bound=True)
+            value = oracle.value(moved, Accuracy(next_tol), bound=True)
             if _decreased(theta, moved, before, value, tol * result.loss_scale, alpha):
                 oracle.accept(value)
                 metrics |= {"step_size": alpha, "trials": trial + 1}

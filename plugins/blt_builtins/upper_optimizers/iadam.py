@@ -27,8 +27,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from blt_builtins.upper_optimizers.schedule import Auto, descend, power_decay, sampled_gradient, step_metrics
-from bltoolbox.bilevel.records import Step
-from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
+from bltoolbox.plugin import Oracle, Step, Theta, UpperOptimizer
 
 Momentum = Annotated[float, Ge(0), Lt(1)]
 

@@ -26,8 +26,7 @@ from blt_builtins.upper_optimizers.schedule import (
     sampled_gradient,
     step_metrics,
 )
-from bltoolbox.bilevel.records import Step
-from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
+from bltoolbox.plugin import Oracle, Step, Theta, UpperOptimizer
 
 
 class ISGD(UpperOptimizer):

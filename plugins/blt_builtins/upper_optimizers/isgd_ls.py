@@ -28,9 +28,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt
 
 from blt_builtins.upper_optimizers.schedule import Auto, descend, first_step, sampled_gradient, step_metrics
-from bltoolbox.bilevel.records import HypergradientResult, Step
-from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
-from bltoolbox.bilevel.tensors import theta_norm
+from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Step, Theta, UpperOptimizer, theta_norm
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 
@@ -116,12 +114,14 @@ class ISGDLineSearch(UpperOptimizer):
         The first is searched for; later ones are doubled once at most, so that one lucky batch does no harm.
         """
         slope = theta_norm(z.values()) ** 2
-        base = oracle.value(theta, tol).value
+        base = oracle.value(theta, Accuracy(tol)).value
         while first and alpha * slope < _UNSEEN * base:
             alpha *= 10
         last = 0
         for trial in range(1, _TRIALS + 1):
-            gain = (base - oracle.value(descend(oracle, theta, z, alpha), tol).value) / (alpha * slope)
+            gain = (base - oracle.value(descend(oracle, theta, z, alpha), Accuracy(tol)).value) / (
+                alpha * slope
+            )
             wish = -1 if gain < self.low else 1 if gain > self.high and (first or last == 0) else 0
             if wish == 0 or wish == -last:
                 # After a turn the shorter of the two neighbours, whose gain is the high one.

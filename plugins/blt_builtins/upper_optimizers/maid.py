@@ -26,9 +26,16 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from blt_builtins.upper_optimizers.schedule import Auto, accuracies, descend, first_step, step_metrics
-from bltoolbox.bilevel.records import HypergradientResult, Step, Value
-from bltoolbox.bilevel.roles import Oracle, Theta, UpperOptimizer
-from bltoolbox.bilevel.tensors import theta_norm
+from bltoolbox.plugin import (
+    Accuracy,
+    HypergradientResult,
+    Oracle,
+    Step,
+    Theta,
+    UpperOptimizer,
+    Value,
+    theta_norm,
+)
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 
@@ -85,7 +92,7 @@ class MAID(UpperOptimizer):
             state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
         tol, adjoint_tol = state["tol"], state["adjoint_tol"]
         while True:
-            result = oracle.hypergradient(theta, tol, adjoint_tol, bound=True)
+            result = oracle.hypergradient(theta, Accuracy(tol), Accuracy(adjoint_tol), bound=True)
             gradients += 1
             if "alpha" not in state:
                 state["alpha"] = first_step(self.step_size, theta, result)
@@ -123,7 +130,7 @@ class MAID(UpperOptimizer):
         for trial in range(trials):
             moved = descend(oracle, theta, result.gradient, alpha)
             distance = theta_norm(moved[name] - value for name, value in theta.items())
-            value = oracle.value(moved, tol, bound=True)
+            value = oracle.value(moved, Accuracy(tol), bound=True)
             if value.upper - result.value.lower <= -(self.eta**2) * distance**2 / alpha:
                 return moved, value, alpha, trial + 1
             alpha *= self.shrink

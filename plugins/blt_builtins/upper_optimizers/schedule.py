@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from bltoolbox.bilevel.records import HypergradientResult
-from bltoolbox.bilevel.roles import Oracle, Theta
-from bltoolbox.bilevel.tensors import theta_norm
+from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Theta, theta_norm
 
 #: A number, or one found at θ_0.
 Auto = Literal["auto"]
@@ -56,7 +54,7 @@ def sampled_gradient(
         after["tol"], after["adjoint_tol"] = accuracies(oracle, theta, tol, adjoint_tol)
     accuracy = power_decay(after["tol"], decay, state["k"])
     adjoint_accuracy = power_decay(after["adjoint_tol"], decay, state["k"])
-    result = oracle.hypergradient(theta, accuracy, adjoint_accuracy)
+    result = oracle.hypergradient(theta, Accuracy(accuracy), Accuracy(adjoint_accuracy))
     return Sampled(result, accuracy, adjoint_accuracy, after)
 
 
@@ -86,7 +84,7 @@ def safe_first_step(
     if step != "auto" or length == 0:
         return alpha
     for _ in range(_HALVINGS):
-        value = oracle.value(descend(oracle, theta, result.gradient, alpha), tol).value
+        value = oracle.value(descend(oracle, theta, result.gradient, alpha), Accuracy(tol)).value
         if value <= result.value.value - alpha * length**2 / 4:
             break
         alpha /= 2

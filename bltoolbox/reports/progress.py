@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -10,13 +11,17 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from bltoolbox.cli.common import say
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.config.printable import printable
-from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.listeners import Check, Listener, RunResult
+from bltoolbox.restoration.results import Check, RunResult
 
 if TYPE_CHECKING:
-    from bltoolbox.bilevel.roles import Theta
+    from bltoolbox.bilevel.records import Theta
+    from bltoolbox.training.experiment import Experiment
+
+
+def say(sentence: str) -> None:
+    print(printable(sentence), file=sys.stderr, flush=True)
 
 
 class Progress(Listener):

@@ -1,0 +1,49 @@
+"""Where to compute, and how exactly a device may round."""
+
+from __future__ import annotations
+
+import torch
+
+from bltoolbox.distributed.ranks import ALONE, Ranks
+from bltoolbox.errors import MissingError
+
+
+def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """`auto` is the first CUDA device if there is one, else the CPU. Each of several ranks has a device of its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks.size > 1 and name.startswith("cuda"):
+        if name != "cuda":
+            raise MissingError(
+                f"device {name!r} is one, for {ranks.size} ranks; use cuda, and each has its own"
+            )
+        name = f"cuda:{ranks.local}"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise MissingError(f"device {name!r} is not known to torch; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(1, device=device, dtype=torch.float64).sum().item()
+        except Exception as error:
+            raise MissingError(f"device {name!r} cannot be used here; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MissingError(
+            f"device {name!r} is not available: torch sees no CUDA device here; use device=cpu or auto"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise MissingError(
+            f"device {name!r} is not available: there are {torch.cuda.device_count()} CUDA devices"
+            + (", and each rank needs one of its own" if ranks.size > 1 else "")
+        )
+    return device
+
+
+def set_precision(tf32: bool) -> None:
+    """Say what CUDA may do with float32, rather than leave it to the defaults of a version of torch."""
+    convolutions = getattr(torch.backends.cudnn, "conv", None)
+    if convolutions is None:  # before torch 2.9
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        return
+    for owner in (torch.backends.cuda.matmul, convolutions):
+        owner.fp32_precision = "tf32" if tf32 else "ieee"

@@ -1,0 +1,223 @@
+"""Everything that the author of a plugin imports, in one module.
+
+    from bltoolbox.plugin import Component, Regularizer, hookimpl
+
+``Component`` and ``hookimpl`` are here at once; everything else is loaded on first use, so that the module an entry
+point names stays light and imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bltoolbox.config.hooks import Component as Component
+from bltoolbox.config.hooks import hookimpl as hookimpl
+
+if TYPE_CHECKING:
+    from bltoolbox.bilevel.events import Listener as Listener
+    from bltoolbox.bilevel.fusion import Fused as Fused
+    from bltoolbox.bilevel.linear import ConjugateGradients as ConjugateGradients
+    from bltoolbox.bilevel.linear import LinearMethod as LinearMethod
+    from bltoolbox.bilevel.linear import System as System
+    from bltoolbox.bilevel.linear import initial_residual as initial_residual
+    from bltoolbox.bilevel.linear import solve_linear as solve_linear
+    from bltoolbox.bilevel.linear import sweep as sweep
+    from bltoolbox.bilevel.problem import Composite as Composite
+    from bltoolbox.bilevel.problem import Linearization as Linearization
+    from bltoolbox.bilevel.problem import Lower as Lower
+    from bltoolbox.bilevel.problem import Tasks as Tasks
+    from bltoolbox.bilevel.problem import Upper as Upper
+    from bltoolbox.bilevel.records import Accuracy as Accuracy
+    from bltoolbox.bilevel.records import Ask as Ask
+    from bltoolbox.bilevel.records import Batch as Batch
+    from bltoolbox.bilevel.records import Bound as Bound
+    from bltoolbox.bilevel.records import Constants as Constants
+    from bltoolbox.bilevel.records import Counter as Counter
+    from bltoolbox.bilevel.records import Effort as Effort
+    from bltoolbox.bilevel.records import Estimate as Estimate
+    from bltoolbox.bilevel.records import HypergradientResult as HypergradientResult
+    from bltoolbox.bilevel.records import Potentials as Potentials
+    from bltoolbox.bilevel.records import Rows as Rows
+    from bltoolbox.bilevel.records import Scales as Scales
+    from bltoolbox.bilevel.records import Solution as Solution
+    from bltoolbox.bilevel.records import Status as Status
+    from bltoolbox.bilevel.records import Step as Step
+    from bltoolbox.bilevel.records import Steps as Steps
+    from bltoolbox.bilevel.records import Theta as Theta
+    from bltoolbox.bilevel.records import Value as Value
+    from bltoolbox.bilevel.roles import HypergradientEstimator as HypergradientEstimator
+    from bltoolbox.bilevel.roles import Logger as Logger
+    from bltoolbox.bilevel.roles import LowerSolver as LowerSolver
+    from bltoolbox.bilevel.roles import Oracle as Oracle
+    from bltoolbox.bilevel.roles import Parametric as Parametric
+    from bltoolbox.bilevel.roles import Problem as Problem
+    from bltoolbox.bilevel.roles import Role as Role
+    from bltoolbox.bilevel.roles import Sampler as Sampler
+    from bltoolbox.bilevel.roles import SolverState as SolverState
+    from bltoolbox.bilevel.roles import UpperOptimizer as UpperOptimizer
+    from bltoolbox.bilevel.tensors import Constant as Constant
+    from bltoolbox.bilevel.tensors import dot as dot
+    from bltoolbox.bilevel.tensors import expand as expand
+    from bltoolbox.bilevel.tensors import image_layout as image_layout
+    from bltoolbox.bilevel.tensors import keyed_generator as keyed_generator
+    from bltoolbox.bilevel.tensors import lasting as lasting
+    from bltoolbox.bilevel.tensors import norm as norm
+    from bltoolbox.bilevel.tensors import put as put
+    from bltoolbox.bilevel.tensors import take as take
+    from bltoolbox.bilevel.tensors import theta_norm as theta_norm
+    from bltoolbox.config.cache import cache_folder as cache_folder
+    from bltoolbox.config.reading import ARRAY_IMAGES as ARRAY_IMAGES
+    from bltoolbox.config.reading import DOWNLOAD as DOWNLOAD
+    from bltoolbox.config.reading import KERNEL as KERNEL
+    from bltoolbox.config.reading import LOG as LOG
+    from bltoolbox.config.reading import MASK as MASK
+    from bltoolbox.config.reading import PIXELS as PIXELS
+    from bltoolbox.config.reading import TABLE as TABLE
+    from bltoolbox.config.reading import FileRefused as FileRefused
+    from bltoolbox.config.reading import Limit as Limit
+    from bltoolbox.config.reading import file_size as file_size
+    from bltoolbox.config.reading import open_file as open_file
+    from bltoolbox.config.reading import read_end as read_end
+    from bltoolbox.config.reading import read_text as read_text
+    from bltoolbox.errors import BltError as BltError
+    from bltoolbox.errors import MissingError as MissingError
+    from bltoolbox.errors import NumericalError as NumericalError
+    from bltoolbox.restoration.npy import map_array as map_array
+    from bltoolbox.restoration.npy import read_array as read_array
+    from bltoolbox.restoration.pictures.images import SUFFIXES as SUFFIXES
+    from bltoolbox.restoration.pictures.images import Header as Header
+    from bltoolbox.restoration.pictures.images import ImageError as ImageError
+    from bltoolbox.restoration.pictures.images import read_header as read_header
+    from bltoolbox.restoration.pictures.images import read_image as read_image
+    from bltoolbox.restoration.results import Check as Check
+    from bltoolbox.restoration.results import RunResult as RunResult
+    from bltoolbox.restoration.roles import Data as Data
+    from bltoolbox.restoration.roles import DataTerm as DataTerm
+    from bltoolbox.restoration.roles import Noise as Noise
+    from bltoolbox.restoration.roles import Operator as Operator
+    from bltoolbox.restoration.roles import Regularizer as Regularizer
+    from bltoolbox.restoration.roles import Sample as Sample
+    from bltoolbox.restoration.roles import UpperLoss as UpperLoss
+    from bltoolbox.restoration.variational import join as join
+    from bltoolbox.restoration.variational import split as split
+    from bltoolbox.runs.files import append_to as append_to
+    from bltoolbox.runs.files import make_folder as make_folder
+    from bltoolbox.runs.files import open_regular as open_regular
+    from bltoolbox.runs.files import write_text as write_text
+    from bltoolbox.runs.locks import acquire as acquire
+    from bltoolbox.training.experiment import Experiment as Experiment
+
+#: Names by the module that defines them.
+_HOME = {
+    "bltoolbox.bilevel.events": ("Listener",),
+    "bltoolbox.bilevel.fusion": ("Fused",),
+    "bltoolbox.bilevel.linear": (
+        "ConjugateGradients",
+        "LinearMethod",
+        "System",
+        "initial_residual",
+        "solve_linear",
+        "sweep",
+    ),
+    "bltoolbox.bilevel.problem": ("Composite", "Linearization", "Lower", "Tasks", "Upper"),
+    "bltoolbox.bilevel.records": (
+        "Accuracy",
+        "Ask",
+        "Batch",
+        "Bound",
+        "Constants",
+        "Counter",
+        "Effort",
+        "Estimate",
+        "HypergradientResult",
+        "Potentials",
+        "Rows",
+        "Scales",
+        "Solution",
+        "Status",
+        "Step",
+        "Steps",
+        "Theta",
+        "Value",
+    ),
+    "bltoolbox.bilevel.roles": (
+        "HypergradientEstimator",
+        "Logger",
+        "LowerSolver",
+        "Oracle",
+        "Parametric",
+        "Problem",
+        "Role",
+        "Sampler",
+        "SolverState",
+        "UpperOptimizer",
+    ),
+    "bltoolbox.bilevel.tensors": (
+        "Constant",
+        "dot",
+        "expand",
+        "image_layout",
+        "keyed_generator",
+        "lasting",
+        "norm",
+        "put",
+        "take",
+        "theta_norm",
+    ),
+    "bltoolbox.config.cache": ("cache_folder",),
+    "bltoolbox.config.reading": (
+        "ARRAY_IMAGES",
+        "DOWNLOAD",
+        "FileRefused",
+        "KERNEL",
+        "LOG",
+        "Limit",
+        "MASK",
+        "PIXELS",
+        "TABLE",
+        "file_size",
+        "open_file",
+        "read_end",
+        "read_text",
+    ),
+    "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
+    "bltoolbox.restoration.npy": ("map_array", "read_array"),
+    "bltoolbox.restoration.pictures.images": (
+        "SUFFIXES",
+        "Header",
+        "ImageError",
+        "read_header",
+        "read_image",
+    ),
+    "bltoolbox.restoration.results": ("Check", "RunResult"),
+    "bltoolbox.restoration.roles": (
+        "Data",
+        "DataTerm",
+        "Noise",
+        "Operator",
+        "Regularizer",
+        "Sample",
+        "UpperLoss",
+    ),
+    "bltoolbox.restoration.variational": ("join", "split"),
+    "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
+    "bltoolbox.runs.locks": ("acquire",),
+    "bltoolbox.training.experiment": ("Experiment",),
+}
+_WHERE = {name: module for module, names in _HOME.items() for name in names}
+__all__ = ["Component", "hookimpl", *sorted(_WHERE)]
+
+
+# Hidden from type checkers, which would otherwise believe that every name is here.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        module = _WHERE.get(name)
+        if module is None:
+            raise AttributeError(f"bltoolbox.plugin has no {name!r}; see docs/plugin-api.md for what it has")
+        return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,295 @@
+"""The roles of an inverse problem: images, operator, noise, data term, regularizer and loss.
+
+    h_i(x, θ) = D_θ(A_θ x; y_i) + R_θ(x),        y_i = noise(A x*_i),        g_i(x) = loss(x; x*_i, y_i)
+
+Operator, data term and regularizer may have parameters: together they are the θ that is learned. Every quantity is
+per sample, and nothing may depend on which samples share a batch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import Upper, rows_of
+from bltoolbox.bilevel.records import Bound, Constants, Potentials, Rows, Theta
+from bltoolbox.bilevel.roles import Parametric, Role
+
+
+class Data(Role):
+    """Images, addressed by id: true ones, recorded measurements, or both. The core adds splits and batches."""
+
+    kind = "data"
+    #: The values between which images lie; also the box constraint, and the range of PSNR.
+    range: tuple[float, float] = (0.0, 1.0)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of images."""
+
+    def clean(self, ids: Sequence[int]) -> Tensor:
+        """True images ``ids`` as a float32 CPU tensor ``(B, C, H, W)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no true images")
+
+    def measured(self, ids: Sequence[int]) -> Tensor:
+        """Recorded measurements of the images ``ids``, float32 on the CPU; without them measurements are simulated."""
+        raise NotImplementedError(f"{type(self).__name__} has no recorded measurements")
+
+    def context(self, ids: Sequence[int]) -> Rows:
+        """What the operator needs to know of each image, e.g. coil maps, masks or kernels."""
+        return {}
+
+    def label(self, id: int) -> str:
+        """What tables and figures call image ``id``."""
+        return f"#{id}"
+
+    def group(self, id: int) -> str | None:
+        """What image ``id`` was taken from, e.g. a photograph; None when it stands for itself, as by default.
+
+        Images of one group are never on both sides of a split. Any two components mean the same by the same text, so
+        it should name a file, or a data set and an index.
+        """
+        return None
+
+
+class Operator(Parametric):
+    """The forward operator A_θ, linear in x.
+
+    ``tilable`` says that A acts locally and in the same way everywhere, so that large pictures may be cut into tiles.
+    """
+
+    kind = "operator"
+    tilable: ClassVar[bool] = False
+
+    @abstractmethod
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
+        """A x, differentiable in x and θ. Measurements are simulated with an empty θ: there A is the true operator."""
+
+    @abstractmethod
+    def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
+        """Aᵀ y, exact to rounding."""
+
+    def measured(self, y: Tensor, context: Rows) -> Tensor | None:
+        """1 where y holds measurements and 0 elsewhere, to broadcast with y; None where all of it is measured.
+
+        Noise acts only on measurements.
+        """
+        return None
+
+    def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
+        """Where a cold solve begins, and the image a user would call 'before'."""
+        return self.adjoint(y, theta, context)
+
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
+        """True bounds of the smallest and of the largest eigenvalue of AᵀA for images of ``shape``; None if unknown."""
+        return 0.0, None
+
+    def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor | None:
+        """The eigenvalues of AᵀA by frequency (H, W), where cosines or waves diagonalise it, or nearly so."""
+        return None
+
+
+class Noise(Role):
+    """What a measurement adds to A x. ``level`` is its standard deviation where it has one, None elsewhere."""
+
+    kind = "noise"
+    level: float | None = None
+
+    @abstractmethod
+    def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
+        """A noisy measurement of t = A x: one sample without batch dimension, in float64, on the CPU."""
+
+
+class DataTerm(Parametric):
+    """D_θ(t; y) = Σ_k d(t_k; y_k), t = A x: how far an image is from its measurements, entry by entry.
+
+    ``quadratic`` says that d'' does not depend on t, ``rescales`` that D is homogeneous of degree 2, so that a
+    regularizer can be carried to another noise level. A term that is not convex in t declares ``convex = False``.
+    """
+
+    kind = "data_term"
+    convex: ClassVar[bool] = True
+    quadratic: ClassVar[bool] = False
+    rescales: ClassVar[bool] = False
+
+    def check_measurements(self, y: Tensor) -> str | None:
+        """A sentence when the term is not defined for measurements y, e.g. counts below zero; else None."""
+        return None
+
+    @abstractmethod
+    def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
+        """D of each sample, shape (B,)."""
+
+    @abstractmethod
+    def gradient(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
+        """d'(t_k; y_k) for every entry, a fresh tensor; differentiable in θ, t and y."""
+
+    @abstractmethod
+    def curvature(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor | float:
+        """d''(t_k; y_k) for every entry; the number 1.0 costs nothing."""
+
+    def spectrum(self, theta: Theta, y: Tensor) -> tuple[Bound, Bound]:
+        """True bounds of d'' from below and from above, of any sign, the same for all samples or one each."""
+        return (0.0 if self.convex else None), None
+
+    def third(self, theta: Theta, y: Tensor) -> Bound:
+        """A true bound of |d'''|, for error bounds of hypergradients."""
+        return None
+
+    def majorant(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor | float:
+        """The curvature of a parabola that touches d at t_k and lies above it everywhere."""
+        raise NotImplementedError(f"{type(self).__name__} has no majorant")
+
+    def prox(self, theta: Theta, t: Tensor, y: Tensor, step: Tensor | float) -> Tensor:
+        """argmin_u ½(u − t)² + step·d(u; y), entry by entry."""
+        raise NotImplementedError(f"{type(self).__name__} has no proximal map")
+
+
+class Regularizer(Parametric):
+    """R_θ(x), convex in x. Only ``init_params`` and ``energy`` are needed; the rest makes it faster or certified.
+
+    One that is not convex in x declares ``convex = False``; its ``strong_convexity`` is then unknown unless it has a
+    bound of its own. One that is not differentiable in x declares ``smooth = False``.
+    """
+
+    kind = "regularizer"
+    convex: ClassVar[bool] = True
+    smooth: ClassVar[bool] = True
+
+    @abstractmethod
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        """The initial parameters for images of ``shape`` (C, H, W), as float64 CPU tensors."""
+
+    @abstractmethod
+    def energy(self, theta: Theta, x: Tensor) -> Tensor:
+        """R_θ of each sample, shape (B,)."""
+
+    def extra_channels(self, channels: int) -> int:
+        """How many channels of auxiliary variables follow those of the image in x."""
+        return 0
+
+    def gradient(self, theta: Theta, x: Tensor) -> Tensor:
+        """∇R_θ(x); by autograd unless overridden."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(theta, x).sum(), x)[0]
+
+    def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """v ↦ ∇²R_θ(x) v, with whatever depends on x alone computed once; double backward unless overridden."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            gradient = torch.autograd.grad(self.energy(theta, x).sum(), x, create_graph=True)[0]
+
+        def hvp(v: Tensor) -> Tensor:
+            if not gradient.requires_grad:
+                return torch.zeros_like(v)
+            return torch.autograd.grad(gradient, x, v, retain_graph=True)[0]
+
+        return hvp
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        """⟨∇R_θ(x), q⟩ of each sample, shape (B,), differentiable in θ and linear in q.
+
+        Its θ-derivative is the mixed derivative that a hypergradient needs.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.energy(theta, x).sum()
+            gradient = torch.autograd.grad(energy, x, create_graph=True)[0]
+            return (gradient * q).flatten(1).sum(1)
+
+    def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        """∂_θ⟨∇R_θ(x), q⟩ of each sample by itself: every entry has a leading sample dimension; differentiable in q.
+
+        Only error bounds need it; one backward pass per sample unless overridden.
+        """
+        return rows_of(lambda leaves: self.pairing(self.prepare(leaves), x, q), theta)
+
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        """A true upper bound of ‖∇²R_θ‖ over all images of ``shape`` (C, H, W), or None when none is known.
+
+        Apart from ``strong_convexity``, since it may be costly and most solvers never ask for it.
+        """
+        return None
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        """A true lower bound of the eigenvalues of ∇²R_θ: 0 for convex, −ρ for weakly convex, None if unknown."""
+        return 0.0 if self.convex else None
+
+    def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
+        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds of hypergradients."""
+        raise NotImplementedError(f"{type(self).__name__} has no certified constants")
+
+    # A half-quadratic structure, R(x) = Σ ψ(t) with t = C x: what majorise–minimise solvers live on.
+
+    def analyse(self, theta: Theta, x: Tensor) -> Tensor:
+        """t = C x (linear in x)."""
+        raise NotImplementedError(f"{type(self).__name__} has no analysis operator")
+
+    def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
+        """Cᵀ t, an image of ``shape`` (C, H, W)."""
+        raise NotImplementedError(f"{type(self).__name__} has no analysis operator")
+
+    def majorant(self, theta: Theta, t: Tensor) -> Tensor:
+        """w(t) = ψ'(t)/t, the curvature of the parabola above ψ that touches it at t; ∇R = Cᵀ(w(t)·t)."""
+        raise NotImplementedError(f"{type(self).__name__} has no majorant")
+
+    def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        """A true upper bound of ‖C‖², for primal–dual solvers."""
+        return None
+
+    def prox_potential(self, theta: Theta, t: Tensor, step: Tensor | float) -> Tensor:
+        """argmin_u ½(u − t)² + step·ψ(u), entry by entry or group by group."""
+        raise NotImplementedError(f"{type(self).__name__} has no proximal map")
+
+    def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor | None:
+        """∇²R averaged over the image, by frequency, for given mean curvatures of the potentials."""
+        return None
+
+    def pictures(self, theta: Theta) -> Tensor | None:
+        """Something to look at, e.g. learned filters sorted by importance: (N, C, H, W) of any scale, or None."""
+        return None
+
+    def potentials(self, theta: Theta) -> Potentials | None:
+        """The functions on the responses to look at, in the order of ``pictures`` where there are some, or None."""
+        return None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some images of a split, bound to their measurements."""
+
+    ids: Sequence[int]
+    #: What the lower level sees.
+    y: Tensor
+    #: The true images; None for recorded measurements without them.
+    truth: Tensor | None
+    #: What the loss compares with: the true images, or measurements held back.
+    target: Tensor | None = None
+    context: Rows = field(default_factory=dict)
+
+
+class UpperLoss(Role):
+    """g(x; x*, y): what makes a reconstruction good. ``needs_truth`` is False for a loss of measurements alone.
+
+    ``scale`` is a factor of g; accuracies of the upper level are relative to it.
+    """
+
+    kind = "upper_loss"
+    scale: float = 1.0
+    needs_truth: ClassVar[bool] = True
+
+    def split(
+        self, y: Tensor, level: float | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """y for the lower level, and a target made of it; in training only, one sample at a time."""
+        return y, None
+
+    @abstractmethod
+    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
+        """g for the samples at hand; ``forward`` is A_θ."""

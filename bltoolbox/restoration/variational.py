@@ -1,0 +1,444 @@
+"""The variational problem: reconstruct images by minimising data term plus regularizer.
+
+    h_i(x, θ) = D_θ(A_θ x; y_i) + R_θ(x) + (μ_0/2)‖x‖²   over x in C
+
+C is the whole space, the non-negative orthant or a box. For a convex C everything below is about the minimiser over C:
+``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still bounds the distance to the
+minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients need not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.problem import Composite, Linearization, Lower, Upper, rows_of
+from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
+from bltoolbox.bilevel.roles import Parametric, Problem
+from bltoolbox.bilevel.tensors import dot, image_layout, norm, ordinary
+from bltoolbox.restoration.roles import DataTerm, Operator, Regularizer, UpperLoss
+from bltoolbox.restoration.samples import Samples
+
+Constraint = Literal["none", "nonnegative", "box"]
+_BOUNDS: dict[str, tuple[float | None, float | None]] = {
+    "none": (None, None),
+    "nonnegative": (0.0, None),
+    "box": (0.0, 1.0),
+}
+
+
+def split(theta: Theta, role: str) -> dict[str, Tensor]:
+    """The parameters of one role, under the names its component gave them."""
+    prefix = role + "."
+    return {name[len(prefix) :]: value for name, value in theta.items() if name.startswith(prefix)}
+
+
+def join(**roles: Theta) -> dict[str, Tensor]:
+    """Named parameters of several roles in one mapping."""
+    return {f"{role}.{name}": value for role, part in roles.items() for name, value in part.items()}
+
+
+def upgraded(theta: Theta, problem: Variational) -> dict[str, Tensor]:
+    """θ as read from a file, in the parameters that the components have today."""
+    return join(**{role: part.upgrade(split(theta, role)) for role, part in problem.parts.items()})
+
+
+@dataclass(frozen=True)
+class Variational(Problem):
+    """Operator, data term, regularizer, loss and constraint, with the samples of each split where there are any."""
+
+    operator: Operator
+    regularizer: Regularizer
+    data_term: DataTerm
+    upper_loss: UpperLoss
+    constraint: Constraint = "none"
+    strong_convexity: float = 0.0
+    samples: Mapping[str, Samples] = field(default_factory=dict)
+
+    @property
+    def loss_scale(self) -> float:  # type: ignore[override]
+        return self.upper_loss.scale
+
+    @property
+    def parts(self) -> dict[str, Parametric]:
+        """The components that may have parameters, in the order in which these are initialised."""
+        return {"regularizer": self.regularizer, "operator": self.operator, "data_term": self.data_term}
+
+    def init_params(self, generator: torch.Generator) -> dict[str, Tensor]:
+        shape = self.samples["training"].shape
+        return join(**{role: part.init_params(shape, generator) for role, part in self.parts.items()})
+
+    def tasks(self, split: str) -> VariationalTasks | None:
+        return VariationalTasks(self, self.samples[split]) if split in self.samples else None
+
+    def at(self, theta: Theta, shape: Sequence[int], counter: Counter | None = None) -> VariationalAt:
+        """The problem at θ for images of ``shape`` (C, H, W), with its constants."""
+        theta = {name: ordinary(value) for name, value in theta.items()}
+        return VariationalAt(self, theta, tuple(shape), counter or Counter())
+
+    def check(self, shape: Sequence[int]) -> tuple[str, str] | None:
+        """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
+        for role, part in self.parts.items():
+            if sentence := part.check(shape):
+                return role, sentence
+        return None
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        return join(**{role: part.project(split(theta, role)) for role, part in self.parts.items()})
+
+    def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
+        return join(
+            **{role: part.project_gradient(split(gradient, role)) for role, part in self.parts.items()}
+        )
+
+    def penalty(self, theta: Theta) -> Tensor | None:
+        penalties = [part.penalty(split(theta, role)) for role, part in self.parts.items()]
+        present = [penalty for penalty in penalties if penalty is not None]
+        return torch.stack(present).sum() if present else None
+
+
+@dataclass(frozen=True)
+class VariationalTasks:
+    """The samples of one split as tasks."""
+
+    problem: Variational
+    samples: Samples
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.samples.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.samples.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.samples.device
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def at(self, theta: Theta, counter: Counter) -> VariationalTasksAt:
+        return VariationalTasksAt(self.problem.at(theta, self.shape, counter), self.samples)
+
+
+@dataclass(frozen=True)
+class VariationalTasksAt:
+    """The samples of one split at one θ."""
+
+    at: VariationalAt
+    samples: Samples
+
+    def on(self, ids: Sequence[int]) -> tuple[ImageLower, Upper]:
+        sample = self.samples.batch(ids)
+        lower = self.at.on(sample.y, sample.context, ids)
+        return lower, self.at.problem.upper_loss.bind(sample, lower.forward)
+
+
+@dataclass(frozen=True)
+class VariationalAt:
+    """A problem at one θ. Whatever depends on θ alone is computed once and shared by all chunks."""
+
+    problem: Variational
+    theta: dict[str, Tensor]
+    shape: tuple[int, ...]
+    counter: Counter
+
+    @cached_property
+    def prepared(self) -> dict[str, Theta]:
+        """θ by role, prepared by its component."""
+        return prepare(self.problem, self.theta)
+
+    @cached_property
+    def prior_lipschitz(self) -> Bound:
+        """Of ∇R; computed when a solver asks."""
+        return self.problem.regularizer.lipschitz(self.prepared["regularizer"], self.shape)
+
+    @cached_property
+    def prior_convexity(self) -> Bound:
+        return self.problem.regularizer.strong_convexity(self.prepared["regularizer"], self.shape)
+
+    def spectrum(self, context: Rows) -> tuple[Bound, Bound]:
+        """Bounds of AᵀA; computed once where all samples have the same operator."""
+        return self._spectrum(context) if context else self._common_spectrum
+
+    @cached_property
+    def _common_spectrum(self) -> tuple[Bound, Bound]:
+        return self._spectrum({})
+
+    def _spectrum(self, context: Rows) -> tuple[Bound, Bound]:
+        return self.problem.operator.spectrum(self.prepared["operator"], self.shape, context)
+
+    def on(self, y: Tensor, context: Rows | None = None, ids: Sequence[int] | None = None) -> ImageLower:
+        """Bound to measurements."""
+        y, context = ordinary(image_layout(y)), context or {}
+        return ImageLower(
+            at=self,
+            y=y,
+            context=context,
+            ids=torch.as_tensor(range(len(y)) if ids is None else ids, device=y.device),
+            mu=_column(self._mu(y, context), y),
+        )
+
+    def _mu(self, y: Tensor, context: Rows) -> Bound:
+        """A true lower bound of the strong convexity of h; None when a component knows none."""
+        problem = self.problem
+        least, most = self.spectrum(context)
+        curvature, _ = problem.data_term.spectrum(self.prepared["data_term"], y)
+        return add_bounds(_lowest(curvature, least, most), self.prior_convexity, problem.strong_convexity)
+
+    def lipschitz(self, y: Tensor, context: Rows) -> Bound:
+        """A true upper bound of the Lipschitz constant of ∇h, or None when a component knows none."""
+        problem = self.problem
+        _, most = self.spectrum(context)
+        _, curvature = problem.data_term.spectrum(self.prepared["data_term"], y)
+        data = None if most is None or curvature is None else curvature * most
+        return add_bounds(data, self.prior_lipschitz, problem.strong_convexity)
+
+
+def prepare(problem: Variational, theta: Theta) -> dict[str, Theta]:
+    """θ by role, prepared by its component."""
+    return {role: part.prepare(split(theta, role)) for role, part in problem.parts.items()}
+
+
+def add_bounds(*bounds: Bound) -> Bound:
+    """The sum; unknown when one of them is."""
+    total: Tensor | float = 0.0
+    for bound in bounds:
+        if bound is None:
+            return None
+        total = total + bound
+    return total
+
+
+def _lowest(curvature: Bound, least: Bound, most: Bound) -> Bound:
+    """A lower bound of Aᵀ diag(d'') A from d'' ≥ curvature and least ≤ AᵀA ≤ most."""
+    if curvature is None:
+        return None
+    if isinstance(curvature, float | int):
+        scale = least if curvature >= 0 else most
+        return None if scale is None else curvature * scale
+    low, high = (None if bound is None else torch.as_tensor(bound).to(curvature) for bound in (least, most))
+    infinite = torch.full_like(curvature, -math.inf)
+    positive = infinite if low is None else curvature * low
+    return torch.where(curvature >= 0, positive, infinite if high is None else curvature * high)
+
+
+def _column(bound: Bound, like: Tensor, unknown: float = -math.inf) -> Tensor:
+    """One entry per sample."""
+    value = unknown if bound is None else bound
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).clone()
+
+
+@dataclass(frozen=True)
+class ImageLower(Lower):
+    """h_i(·, θ) for measurements y."""
+
+    at: VariationalAt
+    y: Tensor
+    context: Rows
+    ids: Tensor
+    mu: Tensor
+
+    @property
+    def problem(self) -> Variational:
+        return self.at.problem
+
+    @property
+    def theta(self) -> Theta:  # type: ignore[override]
+        return self.at.theta
+
+    @property
+    def counter(self) -> Counter:  # type: ignore[override]
+        return self.at.counter
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.at.shape
+
+    @property
+    def constrained(self) -> bool:  # type: ignore[override]
+        return self.problem.constraint != "none"
+
+    @property
+    def ridge(self) -> float:
+        """μ_0 of the extra term (μ_0/2)‖x‖²."""
+        return self.problem.strong_convexity
+
+    @cached_property
+    def _lipschitz(self) -> Bound:
+        return self.at.lipschitz(self.y, self.context)
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self._lipschitz is not None
+
+    @cached_property
+    def lipschitz(self) -> Tensor:
+        return _column(self._lipschitz, self.y, math.inf)
+
+    def take(self, index: Tensor) -> ImageLower:
+        context = {name: rows[index] for name, rows in self.context.items()}
+        return replace(self, y=self.y[index], mu=self.mu[index], context=context, ids=self.ids[index])
+
+    def at_theta(self, theta: Theta) -> ImageLower:
+        return replace(self, at=replace(self.at, theta=dict(theta)))
+
+    def start(self) -> Tensor:
+        start = self.problem.operator.start(self.y, self.at.prepared["operator"], self.context)
+        return self.project(image_layout(start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A x."""
+        return self.problem.operator.apply(x, self.at.prepared["operator"], self.context)
+
+    def backward(self, t: Tensor) -> Tensor:
+        """Aᵀ t."""
+        return self.problem.operator.adjoint(t, self.at.prepared["operator"], self.context)
+
+    def energy(self, x: Tensor) -> Tensor:
+        data = self.problem.data_term.value(self.at.prepared["data_term"], self.forward(x), self.y)
+        energy = data + self.problem.regularizer.energy(self.at.prepared["regularizer"], x)
+        return energy + 0.5 * self.ridge * dot(x, x) if self.ridge else energy
+
+    def gradient(self, x: Tensor) -> Tensor:
+        self.counter.gradients += len(x)
+        gradient = self.problem.regularizer.gradient(self.at.prepared["regularizer"], x)
+        slope = self.problem.data_term.gradient(self.at.prepared["data_term"], self.forward(x), self.y)
+        gradient = gradient + self.backward(slope)
+        return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
+
+    def project(self, x: Tensor) -> Tensor:
+        low, high = _BOUNDS[self.problem.constraint]
+        return x.clamp(low, high) if self.constrained else x
+
+    def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
+        gradient = self.gradient(x) if gradient is None else gradient
+        return norm(gradient * self.free(x, gradient) if self.constrained else gradient)
+
+    def free(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Pixels that the constraint does not hold: inside C, or drawn inwards by the gradient."""
+        low, high = _BOUNDS[self.problem.constraint]
+        held = torch.zeros_like(x, dtype=torch.bool)
+        if low is not None:
+            held |= (x <= low) & (gradient >= 0)
+        if high is not None:
+            held |= (x >= high) & (gradient <= 0)
+        return ~held
+
+    def linearize(self, x: Tensor) -> Linearization:
+        self.counter.linearisations += len(x)
+        free = self.free(x, self.gradient(x)) if self.constrained else None
+        prior = self.problem.regularizer.linearize(self.at.prepared["regularizer"], x)
+        t = self.y if self.problem.data_term.quadratic else self.forward(x)
+        curvature = self.problem.data_term.curvature(self.at.prepared["data_term"], t, self.y)
+        return Linearization(self, x, _Hessian(self, prior, curvature), free)
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        parts = prepare(self.problem, theta)
+        pairing = self.problem.regularizer.pairing(parts["regularizer"], x, q)
+        if parts["operator"] or parts["data_term"]:
+            apply = self.problem.operator.apply
+            t = apply(x, parts["operator"], self.context)
+            slope = self.problem.data_term.gradient(parts["data_term"], t, self.y)
+            pairing = pairing + dot(slope, apply(q, parts["operator"], self.context))
+        return pairing
+
+    def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        return super().mixed(x, self._free_part(x, q), weights)
+
+    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        self.counter.mixed_products += len(x)
+        q = self._free_part(x, q)
+        raw = {role: split(self.theta, role) for role in self.problem.parts}
+        rows = join(regularizer=self.problem.regularizer.pairing_gradients(raw["regularizer"], x, q))
+        others = join(operator=raw["operator"], data_term=raw["data_term"])
+        if others:
+            fixed = join(regularizer=raw["regularizer"])
+            rows |= rows_of(lambda leaves: self.pairing(fixed | leaves, x, q), others)
+        return rows
+
+    def _free_part(self, x: Tensor, q: Tensor) -> Tensor:
+        return q * self.free(x, self.gradient(x)) if self.constrained else q
+
+    def constants(self, x: Tensor, radius: Tensor) -> Constants | None:
+        if not self.problem.regularizer.offers("constants") or self.constrained:
+            return None
+        if split(self.theta, "operator") or split(self.theta, "data_term"):
+            return None
+        third = self.problem.data_term.third(self.at.prepared["data_term"], self.y)
+        _, squared = self.at.spectrum(self.context)
+        if third is None or squared is None:
+            return None
+        prior = self.problem.regularizer.constants(self.at.prepared["regularizer"], x, radius)
+        data = third * squared**1.5
+        return replace(prior, hessian_lipschitz=prior.hessian_lipschitz + data)
+
+    def composite(self) -> Composite | None:
+        offers = self.problem.regularizer.offers
+        return (
+            _HalfQuadratic(self) if offers("majorant") and self.problem.data_term.offers("majorant") else None
+        )
+
+
+@dataclass(frozen=True)
+class _Hessian:
+    """v ↦ ∇²R v + Aᵀ(d'' ⊙ A v) + μ_0 v."""
+
+    lower: ImageLower
+    prior: Callable[[Tensor], Tensor]
+    curvature: Tensor | float
+
+    def __call__(self, v: Tensor) -> Tensor:
+        image = self.lower.forward(v)
+        weighted = (
+            image if isinstance(self.curvature, float) and self.curvature == 1.0 else self.curvature * image
+        )
+        product = self.prior(v) + self.lower.backward(weighted)
+        return product.add_(v, alpha=self.lower.ridge) if self.lower.ridge else product
+
+    def take(self, index: Tensor) -> _Hessian | None:
+        """For some of the samples; None where the product of the regularizer cannot be divided."""
+        divide = getattr(self.prior, "take", None)
+        if divide is None:
+            return None
+        curvature = self.curvature[index] if isinstance(self.curvature, Tensor) else self.curvature
+        return _Hessian(self.lower.take(index), divide(index), curvature)
+
+
+@dataclass(frozen=True)
+class _HalfQuadratic:
+    """h = ψ(C x) + D(A x; y) + (μ_0/2)‖x‖², both terms with a majorising parabola at every point."""
+
+    lower: ImageLower
+
+    @property
+    def ridge(self) -> float:
+        return self.lower.ridge
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        lower = self.lower
+        prior = lower.problem.regularizer.analyse(lower.at.prepared["regularizer"], x)
+        return prior, lower.forward(x)
+
+    def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
+        lower, (prior, data) = self.lower, t
+        image = lower.problem.regularizer.synthesise(lower.at.prepared["regularizer"], prior, lower.shape)
+        back = lower.backward(data)
+        # Where A is the identity, the slopes of the data term are at hand to be written to.
+        return data.add_(image) if back is data else image + back
+
+    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
+        lower, (prior, data) = self.lower, t
+        weights = lower.problem.regularizer.majorant(lower.at.prepared["regularizer"], prior)
+        theta = lower.at.prepared["data_term"]
+        slope = lower.problem.data_term.gradient(theta, data, lower.y)
+        curvature = lower.problem.data_term.majorant(theta, data, lower.y)
+        return (weights * prior, slope), (weights, curvature)

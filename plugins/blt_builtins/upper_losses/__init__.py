@@ -1,0 +1,20 @@
+"""Upper losses: what makes a reconstruction good."""
+
+from __future__ import annotations
+
+from bltoolbox.plugin import Component, hookimpl
+
+BLT_API = 2
+
+
+@hookimpl
+def blt_components() -> list[Component]:
+    """The components of this folder; their modules are imported only when they are used."""
+    return [
+        Component(
+            "upper_loss",
+            "squared-error",
+            "blt_builtins.upper_losses.squared_error:SquaredError",
+            "The squared distance to the true image; what PSNR measures. The default.",
+        ),
+    ]

@@ -1,0 +1,207 @@
+"""The rooms of the house keep to their rules: who imports whom, lazily or not, and no cycle among modules.
+
+The rules are those of docs/architecture.md. Everything is read from the syntax trees; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "bltoolbox"
+BUILT_INS = ROOT / "plugins" / "blt_builtins"
+
+#: What each room may import besides itself; ``bltoolbox`` itself has the version and imports nothing at once.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "config": {"errors"},
+    "distributed": {"errors"},
+    "runs": {"config", "errors"},
+    "bilevel": {"distributed", "errors"},
+    "restoration": {"bilevel", "config", "runs", "distributed", "errors"},
+    "training": {"restoration", "bilevel", "config", "runs", "distributed", "errors"},
+    "reports": {"restoration", "bilevel", "runs", "config", "errors"},
+    "testing": {"training", "restoration", "bilevel", "config", "runs", "distributed", "errors"},
+}
+#: These stand above all rooms.
+ABOVE = {"api", "plugin", "cli", "__main__"}
+#: Annotations alone may look upwards, and few do: what a listener is told about.
+TYPES_ONLY = {
+    ("bltoolbox.bilevel.events", "bltoolbox.restoration.results"),
+    ("bltoolbox.bilevel.events", "bltoolbox.training.experiment"),
+    ("bltoolbox.reports.progress", "bltoolbox.training.experiment"),
+}
+#: Rooms that work without torch, and what a command may load before it needs it.
+WITHOUT_TORCH = ("config", "runs", "errors")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and where that is written."""
+
+    source: str
+    target: str
+    place: str
+    types_only: bool
+    at_once: bool
+
+
+def modules(folder: Path, name: str) -> dict[str, Path]:
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        dotted = ".".join((name, *parts)).removesuffix(".__init__")
+        found[dotted] = path
+    return found
+
+
+MODULES = modules(PACKAGE, "bltoolbox")
+PLUGINS = modules(BUILT_INS, "blt_builtins")
+
+
+def imports(source: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    yield from _walk(tree, source, path, known, types_only=False, at_once=True)
+
+
+def _walk(
+    node: ast.AST, source: str, path: Path, known: dict[str, Path], *, types_only: bool, at_once: bool
+) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            place = f"{path.relative_to(ROOT)}:{child.lineno}"
+            for target in _targets(child, known):
+                yield Import(source, target, place, types_only, at_once)
+        guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _walk(
+            child, source, path, known, types_only=types_only or guarded, at_once=at_once and not inner
+        )
+
+
+def _targets(node: ast.Import | ast.ImportFrom, known: dict[str, Path]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    assert node.level == 0, "imports are absolute"
+    for alias in node.names:
+        whole = f"{node.module}.{alias.name}"
+        yield whole if whole in known else str(node.module)
+
+
+ALL = [found for name, path in MODULES.items() for found in imports(name, path, MODULES)]
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def test_there_are_few_names_at_the_top() -> None:
+    names = {
+        path.stem for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "py.typed", "recipes")
+    }
+    rooms = names - {"__init__", "__main__"}
+    assert rooms == {*MAY_IMPORT, *ABOVE} - {"__main__"}
+    assert len(rooms) <= 13
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+def test_every_room_explains_itself(name: str) -> None:
+    text = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert text.count(".") >= 3, f"{name}: say what lives here, what it may import, what a change can break"
+    assert "import" in text
+
+
+def test_rooms_import_only_what_they_may() -> None:
+    wrong = [
+        f"{found.place}: {found.source} imports {found.target}"
+        for found in ALL
+        if found.target.split(".")[0] == "bltoolbox"
+        and room(found.source) in MAY_IMPORT
+        and room(found.target) not in {"", room(found.source), *MAY_IMPORT[room(found.source)]}
+        and not (found.types_only and (found.source, found.target) in TYPES_ONLY)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_type_only_exceptions_are_used_and_few() -> None:
+    seen = {(found.source, found.target) for found in ALL if found.types_only}
+    assert seen >= TYPES_ONLY and len(TYPES_ONLY) <= 5
+
+
+def test_no_cycle_among_modules() -> None:
+    """Lazy imports count: they only hide a cycle."""
+    edges: dict[str, dict[str, str]] = {}
+    for found in ALL:
+        if not found.types_only and found.target in MODULES and found.target != "bltoolbox":
+            edges.setdefault(found.source, {})[found.target] = found.place
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        if module in trail:
+            cycle = (*trail[trail.index(module) :], module)
+            steps = [f"{edges[a][b]}: {a} -> {b}" for a, b in pairwise(cycle)]
+            pytest.fail("modules import each other:\n" + "\n".join(steps))
+        if module in done:
+            return
+        for target in edges.get(module, {}):
+            visit(target, (*trail, module))
+        done.add(module)
+
+    for module in list(edges):
+        visit(module, ())
+
+
+def test_light_rooms_import_no_torch() -> None:
+    heavy = ("torch", "torchvision", "numpy", "matplotlib", "PIL", "skimage")
+    wrong = [
+        f"{found.place}: {found.source} imports {found.target}"
+        for found in ALL
+        if room(found.source) in WITHOUT_TORCH and found.target.split(".")[0] in heavy[:2]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["bltoolbox", "bltoolbox.plugin", "bltoolbox.config.recipe", "bltoolbox.runs.history"]
+)
+def test_light_modules_load_no_torch(name: str) -> None:
+    code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_built_ins_import_what_anyone_may() -> None:
+    allowed = {"bltoolbox.plugin", "bltoolbox.testing"}
+    wrong = [
+        f"{found.place}: imports {found.target}"
+        for name, path in PLUGINS.items()
+        for found in imports(name, path, PLUGINS)
+        if found.target.split(".")[0] == "bltoolbox" and found.target not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_rule_that_is_broken_is_found(tmp_path: Path) -> None:
+    """The walk sees lazy, guarded and plain imports alike."""
+    path = ROOT / "tests" / "test_rooms.py"
+    source = tmp_path / "room.py"
+    source.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from bltoolbox.cli import main\n"
+        "def f():\n    from bltoolbox.training import experiment\n"
+    )
+    tree = ast.parse(source.read_text())
+    found = list(_walk(tree, "bltoolbox.config.x", path, MODULES, types_only=False, at_once=True))
+    assert [(one.target, one.types_only, one.at_once) for one in found if "bltoolbox" in one.target] == [
+        ("bltoolbox.cli", True, True),
+        ("bltoolbox.training.experiment", False, False),
+    ]
