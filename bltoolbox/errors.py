@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -78,3 +80,15 @@ def explain(error: BaseException) -> str:
             f" images{f' ({detail})' if detail else ''}"
         )
     return f"{type(error).__name__}{': ' if detail else ''}{detail}"
+
+
+@contextlib.contextmanager
+def refusing_misfits(where: str) -> Iterator[None]:
+    """Turn what code trips over in the state of another recipe or version into one sentence."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error) if type(error) is ValueError else explain(error)
+        raise BltError(
+            f"{where} does not fit this recipe or this version of its components ({reason}); start a new run"
+        ) from error

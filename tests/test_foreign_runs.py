@@ -16,11 +16,11 @@ from test_nothing_lost import TINY
 
 from bltoolbox import load_recipe, run
 from bltoolbox.cli import common, progress, sweep_display, tables, watch_display
+from bltoolbox.config.names import EXTRA_FILES, FILES, FOLDERS, MANIFEST, is_component
 from bltoolbox.config.printable import printable, printable_json, printable_lines
 from bltoolbox.errors import RecipeError, UsageError
 from bltoolbox.runs.files import UnsafePath, append_to, make_folder, open_regular, remove, write_bytes
 from bltoolbox.runs.history import expand
-from bltoolbox.runs.layout import EXTRA_FILES, FILES, FOLDERS, MANIFEST, is_component
 from bltoolbox.runs.watch import Watched
 
 #: Clears the screen, sets a title, writes from right to left, begins a line, and is markup to rich.

@@ -7,6 +7,8 @@ import torch
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import MissingError
 
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
 
 def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     """`auto` is the first CUDA device if there is one, else the CPU. Each of several ranks has a device of its own."""

@@ -67,9 +67,9 @@ def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[lis
     """A row an image, a chunk of images in memory at a time, and the iterations that it took."""
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate as restore
+    from bltoolbox.restoration.from_recipe import build, evaluation_samples
     from bltoolbox.restoration.metrics import ssim
     from bltoolbox.restoration.model import Model
-    from bltoolbox.training.assemble import build, evaluation_samples
 
     model = Model.load(source, registry=registry)
     recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry)

@@ -10,8 +10,8 @@ import typer
 from bltoolbox.cli.common import Debug, open_registry, say, show
 from bltoolbox.cli.completion import complete_kind
 from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import UsageError
-from bltoolbox.runs.output_names import refuse_unusable_name
 
 
 def register(app: typer.Typer) -> None:

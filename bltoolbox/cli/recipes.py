@@ -9,8 +9,8 @@ import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_recipe, complete_shipped
+from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import BltError, RecipeError, UsageError
-from bltoolbox.runs.output_names import refuse_unusable_name
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry

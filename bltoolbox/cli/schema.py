@@ -37,9 +37,9 @@ def schema(
     Then the editor completes components and options, shows their documentation and marks mistakes. What it cannot see
     (whether components fit together) blt validate does.
     """
+    from bltoolbox.config.names import refuse_unusable_name
     from bltoolbox.config.schema import dump_schema, recipe_schema
     from bltoolbox.runs.files import write_bytes
-    from bltoolbox.runs.output_names import refuse_unusable_name
 
     if out is not None:
         refuse_unusable_name(out)

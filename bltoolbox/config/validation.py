@@ -15,10 +15,10 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.block import Block, plain
+from bltoolbox.config.names import is_component, is_reserved
 from bltoolbox.config.signatures import Parameter, Type, shown
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.errors import MissingError
-from bltoolbox.runs.layout import is_component, is_reserved
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry

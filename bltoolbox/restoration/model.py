@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 import bltoolbox
+from bltoolbox.bilevel.device import DTYPES
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached, image_layout
 from bltoolbox.config.block import Block
 from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.config.shown import Shown
-from bltoolbox.errors import BltError, RecipeError, UsageError
+from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
@@ -154,8 +155,6 @@ class Model(Shown):
         from bltoolbox.bilevel.device import pick_device
         from bltoolbox.config.recipe import recipe_from_dict
         from bltoolbox.config.registry import load_registry
-        from bltoolbox.training.assemble import DTYPES
-        from bltoolbox.training.misfits import refusing_misfits
 
         theta, metadata = read_theta(source)
         if "recipe" not in metadata or not theta:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from bltoolbox.config.names import LOCK_FILE, is_component
 from bltoolbox.config.reading import LOG, RECIPE, FileRefused, parse_json, read_end, read_json, read_text
 from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import UsageError
-from bltoolbox.runs.layout import is_component
-from bltoolbox.runs.locks import LOCK_FILE, is_locked
+from bltoolbox.runs.locks import is_locked
 
 RECIPE_FILE = "resolved.yaml"
 SWEEP_FILE = "sweep.json"

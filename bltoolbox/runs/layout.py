@@ -7,52 +7,13 @@ with a slash, stands for the files in it that have such names; others that lie i
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import bltoolbox
+from bltoolbox.config.names import EXTRA_FILES, FILES, FOLDERS, MANIFEST
 from bltoolbox.config.reading import read_json
 from bltoolbox.runs.files import list_folder, write_json
-from bltoolbox.runs.locks import LOCK_FILE
-
-MANIFEST = "files.json"
-LOGS = ("metrics.jsonl", "timings.jsonl", "checks.jsonl", "log.txt")
-#: What every run writes, and what only some do.
-FILES = (
-    "recipe.yaml",
-    "resolved.yaml",
-    *LOGS,
-    "status.json",
-    "env.json",
-    "theta.safetensors",
-    "report.html",
-)
-EXTRA_FILES = ("trace.json",)
-#: State to continue from, θ at each check, pictures; and the names of the files in them.
-FOLDERS = {
-    "checkpoints": re.compile(
-        r"(state|warm|own)-[0-9]{8,}(-p[0-9]+)?(-[0-9]+of[0-9]+)?\.ckpt|(best|last)\.safetensors"
-    ),
-    "thetas": re.compile(r"[0-9]{6,}\.safetensors"),
-    "images": re.compile(r"(restored|curves|filters)\.png|evaluation\.json|evaluation-[0-9]+-[a-z]+\.png"),
-}
-_MAX_NAME = 255
-
-
-def is_component(name: object) -> bool:
-    """Whether ``name`` is the name of one file or folder: no path, nothing special, nothing invisible."""
-    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= _MAX_NAME:
-        return False
-    return name not in (".", "..") and not re.search(
-        r"[/\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", name
-    )
-
-
-def is_reserved(path: Path) -> bool:
-    """Whether a relative path leads to what a run writes itself."""
-    first = path.parts[0].casefold() if path.parts else ""
-    return first in FOLDERS or first in (*FILES, *EXTRA_FILES, MANIFEST, LOCK_FILE)
 
 
 class Manifest:

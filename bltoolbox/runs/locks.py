@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from bltoolbox.config.names import LOCK_FILE
 from bltoolbox.config.reading import FileRefused, open_file
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.runs.files import open_regular
@@ -19,7 +20,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-LOCK_FILE = "lock"
 #: Set to 1, it accepts file systems without locks, where two processes may then write to one directory.
 NO_LOCK = "BLT_NO_LOCK"
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)

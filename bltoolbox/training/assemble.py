@@ -24,7 +24,8 @@ from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
-from bltoolbox.errors import BltError, RecipeError, UsageError
+from bltoolbox.errors import BltError, RecipeError
+from bltoolbox.restoration.from_recipe import build, measured, refusal
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.roles import Data, Operator
 from bltoolbox.restoration.samples import Samples
@@ -35,7 +36,6 @@ from bltoolbox.training.listeners import Guarded
 from bltoolbox.training.splits import hold_out, shared
 
 log = logging.getLogger(__name__)
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @detached()
@@ -59,12 +59,12 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         {name: samples for name, samples in splits.items() if samples is not None},
     )
     for samples in problem.samples.values():
-        if refusal := problem.check(samples.shape):
-            role, sentence = refusal
-            raise _refusal(recipe, role, f"{getattr(recipe, role).name}: {sentence}")
+        if misfit := problem.check(samples.shape):
+            role, sentence = misfit
+            raise refusal(recipe, role, f"{getattr(recipe, role).name}: {sentence}")
     if recipe.on_divergence == "shrink-step" and not parts["upper_optimizer"].offers("shorten"):
         name = recipe.upper_optimizer.name
-        raise _refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
+        raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, train.dtype, device)
     if ranks.first and not (regularizer.convex or _definite(problem, theta, train.shape)):
@@ -123,20 +123,11 @@ _SINGLE = (
 )
 
 
-def build(recipe: Recipe, key: str, registry: Registry) -> Any:
-    """The component of one section of a recipe; what its constructor refuses is a problem of that section."""
-    block = getattr(recipe, key)
-    try:
-        return registry.build(block)
-    except ValueError as error:
-        raise _refusal(recipe, key, f"{block.name}: {error}") from error
-
-
 def _logger(recipe: Recipe, block: Block, registry: Registry) -> Listener:
     try:
         logger: Listener = registry.build(block)
     except ValueError as error:
-        raise _refusal(recipe, "loggers", f"{block.name}: {error}") from error
+        raise refusal(recipe, "loggers", f"{block.name}: {error}") from error
     return logger
 
 
@@ -153,18 +144,18 @@ def _samples(
     data = build(recipe, "data", registry)
     held_out = recipe.validation.count
     if held_out >= len(data):
-        raise _refusal(
+        raise refusal(
             recipe,
             "validation",
             f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training",
         )
 
     def samples(source: Data, key: str, stream: str, ids: Sequence[int] | None = None) -> Samples:
-        return _measured(recipe, source, key, stream, operator, device, ids)
+        return measured(recipe, source, key, stream, operator, device, ids)
 
     training, held = hold_out(data, held_out)
     if not training:
-        raise _refusal(
+        raise refusal(
             recipe,
             "validation",
             f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training, since"
@@ -178,7 +169,7 @@ def _samples(
         _refuse_overlap(recipe, data, other)
         evaluation = samples(other, "evaluation", "evaluation")
         if evaluation.shape[0] != train.shape[0]:
-            raise _refusal(
+            raise refusal(
                 recipe,
                 "evaluation",
                 f"the evaluation images have {evaluation.shape[0]} channels and the training images {train.shape[0]};"
@@ -187,47 +178,12 @@ def _samples(
     return train, validation, evaluation
 
 
-def _measured(
-    recipe: Recipe,
-    source: Data,
-    key: str,
-    stream: str,
-    operator: Operator,
-    device: torch.device,
-    ids: Sequence[int] | None,
-) -> Samples:
-    """Images of a section with their measurements."""
-    try:
-        return Samples(
-            source,
-            operator,
-            noise=recipe.noise,
-            seed=recipe.seed,
-            color=recipe.color,
-            stream=stream,
-            dtype=DTYPES[recipe.dtype],
-            device=device,
-            ids=ids,
-            workers=recipe.workers,
-        )
-    except ValueError as error:
-        raise _refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error
-
-
-def evaluation_samples(recipe: Recipe, operator: Operator, registry: Registry | None = None) -> Samples:
-    """The evaluation images of a recipe alone; its training images need not be there."""
-    if recipe.evaluation is None:
-        raise UsageError("the recipe has no evaluation images; name some, e.g. evaluation=photos")
-    source = build(recipe, "evaluation", registry or load_registry())
-    return _measured(recipe, source, "evaluation", "evaluation", operator, pick_device(recipe.device), None)
-
-
 def _refuse_overlap(recipe: Recipe, data: Data, evaluation: Data) -> None:
     """What is reported must not have been trained on."""
     both = range(len(data)) if recipe.data == recipe.evaluation else shared(data, evaluation)
     if both:
         example = evaluation.label(both[0])
-        raise _refusal(
+        raise refusal(
             recipe,
             "evaluation",
             f"{len(both)} of the {len(evaluation)} images are of photographs in the training data (the first is"
@@ -239,7 +195,7 @@ def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:
     try:
         return sampler.init(m, recipe.seed)
     except ValueError as error:
-        raise _refusal(recipe, "sampler", f"{recipe.sampler.name}: {error}") from error
+        raise refusal(recipe, "sampler", f"{recipe.sampler.name}: {error}") from error
 
 
 def _initial_theta(
@@ -255,10 +211,10 @@ def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tens
     try:
         saved = upgraded(read_theta(str(recipe.init))[0], problem)
     except BltError as error:
-        raise _refusal(recipe, "init", str(error)) from error
+        raise refusal(recipe, "init", str(error)) from error
 
     if (flaw := find_flaw(problem, saved, [expected])) is not None:
-        raise _refusal(recipe, "init", f"the θ of {recipe.init} cannot be used: {flaw}")
+        raise refusal(recipe, "init", f"the θ of {recipe.init} cannot be used: {flaw}")
     return saved
 
 
@@ -270,14 +226,10 @@ def _baseline(
     regularizer = build(recipe, "baseline", registry)
     theta = join(regularizer=regularizer.init_params(train.shape, keyed_generator("theta", recipe.seed)))
     if (size := sum(value.numel() for value in theta.values())) > 2:
-        raise _refusal(
+        raise refusal(
             recipe,
             "baseline",
             f"{recipe.baseline.name!r} has {size} parameters; a baseline has at most two, such as tv",
         )
     theta = {name: value.to(train.device, train.dtype) for name, value in theta.items()}
     return replace(problem, regularizer=regularizer), theta
-
-
-def _refusal(recipe: Recipe, key: str, message: str) -> RecipeError:
-    return RecipeError([recipe.problem(key, message)])

@@ -22,7 +22,7 @@ from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
 from bltoolbox.bilevel.roles import Sampler, UpperOptimizer
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.distributed.ranks import ALONE, RankFailed, RankLost, Ranks
-from bltoolbox.errors import BudgetExhausted, NumericalError, explain
+from bltoolbox.errors import BudgetExhausted, NumericalError, explain, refusing_misfits
 from bltoolbox.restoration.evaluation import Evaluation, evaluate
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.results import Check, RunResult
@@ -31,7 +31,7 @@ from bltoolbox.restoration.usable import find_flaw
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.training.baseline import tune
 from bltoolbox.training.listeners import Keeper
-from bltoolbox.training.misfits import check_state, refusing_misfits
+from bltoolbox.training.misfits import check_state
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe

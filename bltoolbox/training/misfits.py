@@ -6,8 +6,7 @@ is used; whatever remains is refused in one sentence when it is used.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,25 +14,12 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Cost, Theta
-from bltoolbox.errors import BltError, explain
 
 if TYPE_CHECKING:
     from bltoolbox.bilevel.warm_starts import Store
     from bltoolbox.training.experiment import Experiment
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@contextlib.contextmanager
-def refusing_misfits(where: str) -> Iterator[None]:
-    """Turn what code trips over in the state of another recipe or version into one sentence."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error) if type(error) is ValueError else explain(error)
-        raise BltError(
-            f"{where} does not fit this recipe or this version of its components ({reason}); start a new run"
-        ) from error
 
 
 def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: Mapping[str, Any]) -> None:

@@ -26,6 +26,15 @@ import torch
 import bltoolbox
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.records import Theta
+from bltoolbox.config.names import (
+    FILES,
+    FOLDERS,
+    LOCK_FILE,
+    LOGS,
+    MANIFEST,
+    is_component,
+    refuse_unusable_name,
+)
 from bltoolbox.config.printable import printable
 from bltoolbox.config.reading import open_file
 from bltoolbox.distributed.launch import invocation
@@ -45,9 +54,8 @@ from bltoolbox.runs.files import (
     write_text,
 )
 from bltoolbox.runs.history import LARGEST, has_checkpoint, read_lines
-from bltoolbox.runs.layout import FILES, FOLDERS, LOGS, MANIFEST, Manifest, is_component
-from bltoolbox.runs.locks import LOCK_FILE, locked
-from bltoolbox.runs.output_names import refuse_unusable_name
+from bltoolbox.runs.layout import Manifest
+from bltoolbox.runs.locks import locked
 from bltoolbox.training.checkpoint import Checkpoints
 from bltoolbox.training.experiment import Experiment
 

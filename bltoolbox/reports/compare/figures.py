@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.reports.compare.comparison import Axis, Comparison, Curve, Group, band
 from bltoolbox.runs.files import write_bytes
-from bltoolbox.runs.output_names import refuse_unusable_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -118,8 +118,8 @@ def evaluation_samples(recipe: Recipe, registry: Registry) -> Samples:
     """The evaluation images of a recipe with their measurements, on the CPU; ValueError when they cannot be had."""
     import torch
 
+    from bltoolbox.restoration.from_recipe import build
     from bltoolbox.restoration.samples import Samples
-    from bltoolbox.training.assemble import build
 
     return Samples(
         build(recipe, "evaluation", registry),

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.runs.files import write_text
 from bltoolbox.runs.history import RunHistory, expand
-from bltoolbox.runs.output_names import refuse_unusable_name
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.pictures.files import FORMATS, is_picture
 from bltoolbox.restoration.pictures.images import SUFFIXES
-from bltoolbox.runs.output_names import refuse_unusable_name
 
 #: What the name of a result ends with.
 MARK = "-restored"
