@@ -5,15 +5,16 @@ The package itself is light: importing it imports no torch. The names below are 
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bltoolbox.api import resume, run
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.restoration.model import Model, solve
     from bltoolbox.restoration.results import RunResult
-    from bltoolbox.training.experiment import Experiment, run
-    from bltoolbox.training.resume import resume
+    from bltoolbox.training.experiment import Experiment
 
 __version__ = "0.1.0"
 
@@ -27,8 +28,8 @@ _HOMES = {
     "Model": "bltoolbox.restoration.model",
     "RunResult": "bltoolbox.restoration.results",
     "load_recipe": "bltoolbox.config.recipe",
-    "resume": "bltoolbox.training.resume",
-    "run": "bltoolbox.training.experiment",
+    "resume": "bltoolbox.api",
+    "run": "bltoolbox.api",
     "solve": "bltoolbox.restoration.model",
 }
 
@@ -39,6 +40,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     value = getattr(import_module(_HOMES[name]), name)
+    if "IPython" in sys.modules:  # a notebook, which shows tables of results
+        import_module("bltoolbox.reports.notebook")
     globals()[name] = value
     return value
 

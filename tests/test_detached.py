@@ -15,13 +15,13 @@ from toy_models import toy_model
 
 import bltoolbox
 from blt_builtins.lower_solvers.agd import AGD
+from bltoolbox import run
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.testing import Gain
-from bltoolbox.training.experiment import run
 
 #: A regularizer with analytic derivatives, and one that leaves them to autograd.
 REGULARIZERS = ("foe", "icnn")

@@ -40,9 +40,11 @@ from bltoolbox.distributed.launch import Launcher, Place
 from bltoolbox.distributed.ranks import ALONE, RankFailed, RankLost, Ranks
 from bltoolbox.distributed.signals import Interrupted, handled
 from bltoolbox.errors import BltError, MissingError, NumericalError, UsageError
+from bltoolbox.reports.writer import ReportWriter
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.runs import files
 from bltoolbox.training.assemble import assemble
+from bltoolbox.training.driver import run_in
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.run_dir import RunDirectory
 
@@ -81,7 +83,7 @@ def recipe(method: str, steps: int = 20, every: float = 60.0, **changes: object)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than the runs, and have tests of their own."""
     monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
-    monkeypatch.setattr(RunDirectory, "_report", lambda self, result: None)
+    monkeypatch.setattr(ReportWriter, "finished", lambda self, result: None)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -114,7 +116,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
-        patch.setattr(RunDirectory, "_report", lambda self, result: None)
+        patch.setattr(ReportWriter, "finished", lambda self, result: None)
         for method in METHODS:
             run(recipe(method), out=folder / method)
     return {method: folder / method for method in METHODS}
@@ -260,7 +262,7 @@ class TestFailures:
             experiment = assemble(one, ranks=ranks)
             batch, _ = experiment.sampler.next({"m": 6, "seed": 0, "epoch": 0, "position": 4})
             spoil(experiment, NumericalError("no sample like this"), batch.ids[0], calls)
-            RunDirectory(out, ranks=ranks).run(experiment)
+            run_in(RunDirectory(out, ranks=ranks), experiment)
 
         if policy == "stop":
             with pytest.raises(NumericalError, match="step 2: no sample like this"):
@@ -283,7 +285,7 @@ class TestFailures:
         def work(ranks: Ranks) -> None:
             experiment = assemble(recipe("maid", 4), ranks=ranks)
             spoil(experiment, MissingError("the disk with image 5 is gone"))
-            RunDirectory(tmp_path / "run", ranks=ranks).run(experiment)
+            run_in(RunDirectory(tmp_path / "run", ranks=ranks), experiment)
 
         ends = Processes(tmp_path, 2, work).wait()
         assert ends == [
@@ -312,7 +314,7 @@ class TestFailures:
         def work(ranks: Ranks) -> None:
             experiment = assemble(recipe("isgd", 2), ranks=ranks)
             ranks.each("directory", lambda: RunDirectory(tmp_path / "run", ranks=ranks) and None)
-            RunDirectory(tmp_path / "run", ranks=ranks).run(experiment)
+            run_in(RunDirectory(tmp_path / "run", ranks=ranks), experiment)
 
         ends = Processes(tmp_path, 2, work).wait()
         assert ends[0][0] == "UsageError" and ends[1][0] == "RankFailed" and "not empty" in ends[1][1]
@@ -347,7 +349,7 @@ class TestInterruptions:
         def work(ranks: Ranks) -> None:
             experiment = assemble(one, ranks=ranks)
             spoil(experiment, int(number), calls=range(6, 9))
-            RunDirectory(stopped, ranks=ranks).run(experiment)
+            run_in(RunDirectory(stopped, ranks=ranks), experiment)
 
         assert Processes(tmp_path, 2, work).wait() == [["Interrupted", number.name]] * 2
         assert json.loads((stopped / "status.json").read_text())["status"] == "interrupted"
@@ -367,7 +369,7 @@ class TestInterruptions:
         def work(ranks: Ranks) -> None:
             experiment = assemble(recipe(method), ranks=ranks)
             spoil(experiment, int(signal.SIGTERM), calls=range(9, 12))
-            RunDirectory(out, ranks=ranks).run(experiment)
+            run_in(RunDirectory(out, ranks=ranks), experiment)
 
         before, after = sizes
         if before == 1:

@@ -19,6 +19,7 @@ from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import NumericalError, RecipeError
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.training.assemble import assemble
+from bltoolbox.training.driver import run_in
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.run_dir import RunDirectory
 
@@ -86,7 +87,7 @@ def test_a_failure_names_the_component_the_samples_the_step_and_a_remedy(
     changes: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(NumericalError) as raised:
-        RunDirectory(tmp_path / "run").run(experiment(**changes))
+        run_in(RunDirectory(tmp_path / "run"), experiment(**changes))
     for word in words:
         assert word in str(raised.value)
     status = json.loads((tmp_path / "run" / "status.json").read_text())

@@ -26,6 +26,7 @@ from bltoolbox.distributed.launch import may_restart, rank_timeout
 from bltoolbox.errors import BltError, UsageError, explain
 from bltoolbox.restoration.model import encode
 from bltoolbox.runs import files
+from bltoolbox.training.driver import run_in
 
 BLT = [sys.executable, "-m", "bltoolbox"]
 DIGITS = "9" * 5000
@@ -258,7 +259,7 @@ def test_temporary_files_are_removed_by_the_run_that_overwrites(tmp_path: Path) 
     from bltoolbox.training.assemble import assemble
     from bltoolbox.training.run_dir import RunDirectory
 
-    RunDirectory(path, overwrite=True).run(assemble(recipe(1)))
+    run_in(RunDirectory(path, overwrite=True), assemble(recipe(1)))
     assert not [name for name in LEFT if (path / name).exists()]
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from commands import caller
 
+from bltoolbox import run
 from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.results import RunResult
 from bltoolbox.training.assemble import assemble
-from bltoolbox.training.experiment import run
 
 torch.set_num_threads(1)
 

@@ -116,6 +116,8 @@ def run(
             words += ["--overwrite"] * overwrite + ["--profile"] * profile
             launch([*words, *passed_on(quiet, verbose, as_json, debug, plugin)], nproc, out)
         from bltoolbox.distributed.ranks import joined
+        from bltoolbox.reports.writer import ReportWriter
+        from bltoolbox.training.driver import run_in
         from bltoolbox.training.run_dir import RunDirectory
 
         with joined() as ranks:
@@ -129,7 +131,9 @@ def run(
             may_replace = overwrite or left_by_us(path, recipe)
             directory = RunDirectory(path, overwrite=may_replace, ranks=ranks)
             with _display(quiet or as_json, verbose) as display, _goodbye(directory, ranks):
-                result = directory.run(experiment, [display, *_profilers(profile, directory)])
+                result = run_in(
+                    directory, experiment, [display, *_profilers(profile, directory), ReportWriter(path)]
+                )
             _show(result, as_json, ranks)
 
 
@@ -186,8 +190,12 @@ def _go_on(reopened: Reopened, ranks: Ranks, quiet: bool, verbose: bool, as_json
             if as_json:
                 print_json(reopened.summary)
         return
-    with _display(quiet or as_json, verbose) as display, _goodbye(reopened.directory, ranks):
-        result = reopened.directory.resume(reopened.experiment, [display])
+    from bltoolbox.reports.writer import ReportWriter
+    from bltoolbox.training.driver import resume_in
+
+    directory = reopened.directory
+    with _display(quiet or as_json, verbose) as display, _goodbye(directory, ranks):
+        result = resume_in(directory, reopened.experiment, [display, ReportWriter(directory.path)])
     _show(result, as_json, ranks)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
 from bltoolbox.bilevel.roles import Sampler, UpperOptimizer
 from bltoolbox.bilevel.tensors import detached
-from bltoolbox.distributed.ranks import ALONE, RankFailed, RankLost, Ranks
+from bltoolbox.distributed.ranks import RankFailed, RankLost
 from bltoolbox.errors import BudgetExhausted, NumericalError, explain, refusing_misfits
 from bltoolbox.restoration.evaluation import Evaluation, evaluate
 from bltoolbox.restoration.model import Model
@@ -466,34 +466,3 @@ class _Run:
 def _on(device: torch.device, content: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors of a checkpoint, back on their device."""
     return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in content.items()}
-
-
-def run(
-    recipe: Recipe | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    out: Path | str | None = None,
-    listeners: Sequence[Listener] = (),
-    ranks: Ranks = ALONE,
-    progress: bool = False,
-) -> RunResult:
-    """Run a recipe: an object, a file or a shipped recipe's name. Writes to ``out`` if given, else nothing.
-
-    With ``progress`` there is a bar on the terminal or in the notebook.
-
-    On several ranks (``with ranks.joined() as ranks``) each process calls this; rank 0 writes and tells.
-    """
-    from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict
-    from bltoolbox.reports.notebook import progress as shown
-    from bltoolbox.training.assemble import assemble
-    from bltoolbox.training.run_dir import RunDirectory
-
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, overrides)
-    elif overrides:
-        recipe = replace(recipe_from_dict(recipe.to_dict(), overrides), text=recipe.text, name=recipe.name)
-    experiment = assemble(recipe, ranks=ranks)
-    with shown(progress and ranks.first) as display:
-        if out is None:
-            return experiment.run([*display, *listeners])
-        return RunDirectory(out, ranks=ranks).run(experiment, [*display, *listeners])

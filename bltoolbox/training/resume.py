@@ -7,21 +7,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bltoolbox
 from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_json, read_text
 from bltoolbox.config.recipe import Budget, Recipe, load_recipe
+from bltoolbox.config.registry import Registry
+from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.runs.history import RECIPE_FILE, is_run, read_status
-
-if TYPE_CHECKING:
-    from bltoolbox.bilevel.events import Listener
-    from bltoolbox.config.registry import Registry
-    from bltoolbox.distributed.ranks import Ranks
-    from bltoolbox.restoration.results import RunResult
-    from bltoolbox.training.experiment import Experiment
-    from bltoolbox.training.run_dir import RunDirectory
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.environment import image_sets
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.run_dir import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -35,13 +33,9 @@ class Reopened:
 
 @contextlib.contextmanager
 def reopen(
-    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks | None = None
+    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks = ALONE
 ) -> Iterator[Reopened]:
     """Assemble the experiment of a run directory again, which is locked from before its recipe is read."""
-    from bltoolbox.distributed.ranks import ALONE
-    from bltoolbox.training.run_dir import RunDirectory
-
-    ranks = ranks or ALONE
     directory = RunDirectory(path, ranks=ranks)
     assembled: list[tuple[Experiment, dict[str, Any] | None]] = []
     # Before the lock, which would leave a file in a folder that is something else.
@@ -55,8 +49,6 @@ def _assemble(
     path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks
 ) -> tuple[Experiment, dict[str, Any] | None]:
     """The experiment, and its summary if nothing is left to do."""
-    from bltoolbox.training.assemble import assemble
-
     resolved = path / RECIPE_FILE
     open_file(resolved, follow=False).close()  # refuses a link
     _refuse_newer(path)
@@ -71,24 +63,6 @@ def _assemble(
     if summary is None:
         _refuse_other_images(path, experiment)
     return experiment, summary
-
-
-def resume(
-    path: Path | str,
-    overrides: Sequence[str] = (),
-    *,
-    listeners: Sequence[Listener] = (),
-    ranks: Ranks | None = None,
-) -> RunResult:
-    """Go on with the run in ``path``, on any number of ranks; only budgets may be overridden, and only grow."""
-    from bltoolbox.config.registry import load_registry
-
-    with reopen(Path(path), overrides, load_registry(), ranks) as reopened:
-        if reopened.summary is not None:
-            raise UsageError(
-                f"{path} is finished: {reopened.summary['status']}; let its budget grow to go on"
-            )
-        return reopened.directory.resume(reopened.experiment, listeners)
 
 
 def _refuse_other(path: Path) -> None:
@@ -108,8 +82,6 @@ def _refuse_newer(path: Path) -> None:
 
 def _refuse_other_images(path: Path, experiment: Experiment) -> None:
     """Sampler, warm starts and noise go by the ids of images, which must still mean the same ones."""
-    from bltoolbox.training.run_dir import image_sets
-
     before, now = _environment(path).get("images"), image_sets(experiment)
     if not isinstance(before, dict):
         return

@@ -18,7 +18,7 @@ import torch
 from conftest import ROOT
 from PIL import Image
 
-from bltoolbox import Model, resume
+from bltoolbox import Model, resume, run
 from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.reports import figures
@@ -30,7 +30,6 @@ from bltoolbox.restoration.pictures.kernels import parse_kernel
 from bltoolbox.runs.history import RunHistory, expand, glance
 from bltoolbox.runs.watch import Watched
 from bltoolbox.training.assemble import assemble
-from bltoolbox.training.experiment import run
 from bltoolbox.training.sweep.grid import parse_grid
 from bltoolbox.training.sweep.plan import Sweep, plan
 

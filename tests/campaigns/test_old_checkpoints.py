@@ -17,9 +17,9 @@ from helpers import relative_error
 from processes import resume_on
 
 from bltoolbox import Model, resume
+from bltoolbox.reports.writer import ReportWriter
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.training.checkpoint import FORMAT, read_checked
-from bltoolbox.training.run_dir import RunDirectory
 
 torch.set_num_threads(1)
 DATA = ROOT / "tests" / "data" / "checkpoints"
@@ -33,7 +33,7 @@ TOL = 1e-3
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
-    monkeypatch.setattr(RunDirectory, "_report", lambda self, result: None)
+    monkeypatch.setattr(ReportWriter, "finished", lambda self, result: None)
 
 
 def unpacked(row: str, name: str, folder: Path) -> Path:

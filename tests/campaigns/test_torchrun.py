@@ -15,7 +15,7 @@ import pytest
 from processes import PATIENCE, assert_same, run_on, wait_for_ranks
 
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
-from bltoolbox.training.run_dir import RunDirectory
+from bltoolbox.reports.writer import ReportWriter
 
 METHODS: dict[str, dict[str, object]] = {
     "isgd": {"upper_optimizer": {"name": "isgd", "step": 5e-3, "tol": 0.1}, "sampler": {"size": 4}},
@@ -76,6 +76,6 @@ def test_ranks_killed_under_torchrun_leave_no_trace(
     assert process.returncode == 0, said
     assert len(re.findall("exitcode: -9", said)) >= len(victims), f"nobody was killed: {said}"
     monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
-    monkeypatch.setattr(RunDirectory, "_report", lambda self, result: None)
+    monkeypatch.setattr(ReportWriter, "finished", lambda self, result: None)
     run_on(tmp_path, 2, recipe(method, every=60.0), whole)
     assert_same(whole, out)

@@ -30,6 +30,7 @@ from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import Interrupted, handled
 from bltoolbox.reports import figures
 from bltoolbox.training.assemble import assemble
+from bltoolbox.training.driver import run_in
 from bltoolbox.training.run_dir import RunDirectory
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -67,7 +68,7 @@ def stop(method: str, size: int, calls: range, out: Path) -> None:
     def work(ranks: Ranks) -> None:
         experiment = assemble(recipe(method), ranks=ranks)
         spoil(experiment, int(signal.SIGTERM), sample=None, calls=calls)
-        RunDirectory(out, ranks=ranks).run(experiment)
+        run_in(RunDirectory(out, ranks=ranks), experiment)
 
     if size > 1:
         ends = Processes(out.parent, size, work).wait()

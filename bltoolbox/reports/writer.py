@@ -1,0 +1,33 @@
+"""The figures and the page of a run that has just finished."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from bltoolbox.bilevel.events import Listener
+from bltoolbox.reports.figures import draw
+from bltoolbox.reports.html.build import REPORT_FILE, report_result
+from bltoolbox.restoration.results import RunResult
+
+log = logging.getLogger(__name__)
+
+
+class ReportWriter(Listener):
+    """Writes figures and report into a run directory; whatever is wrong with them, the run is finished."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def finished(self, result: RunResult) -> None:
+        for name, write in (("images", self._draw), (REPORT_FILE, self._report)):
+            try:
+                write(result)
+            except Exception as error:
+                log.warning("%s", f"there is no {name}: {type(error).__name__}: {error}")
+
+    def _draw(self, result: RunResult) -> None:
+        draw(result, self.path / "images")
+
+    def _report(self, result: RunResult) -> None:
+        report_result(self.path, result)

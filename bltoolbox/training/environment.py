@@ -1,0 +1,55 @@
+"""What a run needs to be explained later: versions, machine, command and images."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bltoolbox
+from bltoolbox.training.experiment import Experiment
+
+
+def environment(experiment: Experiment) -> dict[str, Any]:
+    """What a run needs to be explained later."""
+    device = experiment.train.device
+    return {
+        "recipe": experiment.recipe.name,
+        "bltoolbox": bltoolbox.__version__,
+        "git": _git_state(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "ranks": experiment.oracle.ranks.size,
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+        "command": sys.argv,
+        "images": image_sets(experiment),
+    }
+
+
+def image_sets(experiment: Experiment) -> dict[str, list[Any]]:
+    """How many images there are for what, and a digest that tells when they change."""
+    sets = {
+        "training": experiment.train,
+        "validation": experiment.validation,
+        "evaluation": experiment.evaluation,
+    }
+    return {name: [len(samples), samples.digest()] for name, samples in sets.items() if samples is not None}
+
+
+def _git_state() -> str | None:
+    """Commit of the checkout this package runs from, if it is one."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,53 @@
+"""When checkpoints are written, and which of them a run can be resumed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bltoolbox.training.checkpoint import Checkpoints
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.run_dir import RunDirectory
+
+#: At most this share of the time goes into checkpoints, however often they are wanted.
+_SHARE = 0.05
+
+
+class CheckpointKeeper:
+    """The checkpoints of one run, as often as its recipe asks and their share of the time allows."""
+
+    def __init__(self, directory: RunDirectory, experiment: Experiment) -> None:
+        self.directory = directory
+        self.experiment = experiment
+        self.ranks = directory.ranks
+        folder = directory.path / "checkpoints"
+        self.checkpoints = Checkpoints(folder, experiment.oracle.stores, self.ranks)
+        self.wanted = self.every = experiment.recipe.checkpoint.every
+        self.kept_at = self.ranks.now()
+
+    def due(self) -> bool:
+        """Whether a checkpoint is wanted, and the share of time they may take allows one."""
+        return self.ranks.now() - self.kept_at >= self.every
+
+    def keep(self, content: Mapping[str, Any]) -> None:
+        """Write a checkpoint, with the lengths of the logs."""
+        began = self.ranks.now()
+        run = dict(content)
+        lengths = self.directory.log_lengths()
+        self.checkpoints.save({"own": run.pop("own", None), "run": run, "lengths": lengths})
+        self.kept_at = self.ranks.now()
+        if self.wanted:
+            self.every = max(self.wanted, (self.kept_at - began) * (1 - _SHARE) / _SHARE)
+
+    def load(self) -> tuple[dict[str, Any], dict[str, int], list[str]]:
+        """The state of the newest usable checkpoint, the lengths of the logs, and why newer ones were passed over."""
+        content, passed = self.checkpoints.load(self._flaw)
+        return content["run"] | {"own": content["own"]}, content["lengths"], passed
+
+    def _flaw(self, content: Mapping[str, Any]) -> str | None:
+        """Why a checkpoint cannot be resumed from, though it is whole."""
+        run = content["run"]
+        for theta in (run["theta"], run["before"], *(run["best"] or ())[2:]):
+            if (flaw := self.experiment.find_flaw(theta)) is not None:
+                return f"holds a θ that cannot be used: {flaw}"
+        return None

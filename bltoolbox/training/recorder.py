@@ -1,0 +1,65 @@
+"""What happens in a run, written to its directory: steps, checks, θ, status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import bltoolbox
+from bltoolbox.bilevel.events import Listener
+from bltoolbox.bilevel.records import Theta
+from bltoolbox.restoration.model import THETA_FILE, encode
+from bltoolbox.restoration.results import Check, RunResult
+from bltoolbox.runs.files import json_line
+from bltoolbox.training.environment import environment
+from bltoolbox.training.experiment import Experiment
+from bltoolbox.training.run_dir import RunDirectory
+
+
+class Recorder(Listener):
+    """Writes a run to disk as it happens."""
+
+    def __init__(self, directory: RunDirectory, experiment: Experiment) -> None:
+        self.directory = directory
+        self.experiment = experiment
+
+    def started(self, experiment: Experiment) -> None:
+        self.directory.write_json("env.json", environment(experiment))
+        self._status({"status": "running"})
+        self.directory.log(
+            f"started: {experiment.recipe.name}, {experiment.train.device},"
+            f" {len(experiment.train)} training images"
+        )
+
+    def phase(self, sentence: str) -> None:
+        self.directory.log(sentence)
+
+    def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
+        self.directory.append("metrics.jsonl", json_line(record))
+        timing = {"step": record["step"], "seconds": round(seconds, 6)}
+        self.directory.append("timings.jsonl", json_line(timing))
+
+    def checked(self, check: Check, theta: Theta) -> None:
+        self.directory.log(str(check))
+        self.directory.append("checks.jsonl", json_line(check.as_dict()))
+        self._save(f"thetas/{check.step:06d}.safetensors", theta)
+        self._save("checkpoints/last.safetensors", theta)
+        if check.best:
+            self._save("checkpoints/best.safetensors", theta)
+
+    def aborted(self, theta: Theta, reason: str) -> None:
+        self._save("checkpoints/last.safetensors", theta)
+        self._status({"status": reason})
+        self.directory.log(reason)
+
+    def finished(self, result: RunResult) -> None:
+        self._save("checkpoints/last.safetensors", result.last)
+        self._save(THETA_FILE, result.theta)
+        self.directory.log(f"finished: {result.status}")
+        self._status(result.as_dict() | {"run_dir": str(self.directory.path), "finished": True})
+
+    def _status(self, content: Mapping[str, Any]) -> None:
+        self.directory.write_json("status.json", {**content, "bltoolbox": bltoolbox.__version__})
+
+    def _save(self, name: str, theta: Theta) -> None:
+        self.directory.write_bytes(name, encode(theta, self.experiment.recipe))
