@@ -11,7 +11,10 @@ import sysconfig
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 #: Several commands in one process, so that torch is imported once; prints exit code, stdout and stderr of each as JSON.
 DRIVER = """
@@ -79,9 +82,12 @@ class Environment:
 def make_environment(folder: Path, *, with_toolbox: bool) -> Environment:
     """An environment that sees the installed packages; bltoolbox, being a link to the checkout, only if wanted."""
     venv.create(folder, with_pip=False)
+    # The toolbox under test comes first, should another one be installed.
+    mine = [distribution("bltoolbox").locate_file(""), ROOT, ROOT / "plugins"] if with_toolbox else []
     outer = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     # A plain line is a folder of packages; ``addsitedir`` also follows the links in it, as of an editable install.
-    lines = [
+    lines = [str(path) for path in mine]
+    lines += [
         f"import site; site.addsitedir({path!r})" if with_toolbox else path for path in dict.fromkeys(outer)
     ]
     environment = Environment(folder)

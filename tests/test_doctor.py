@@ -163,7 +163,7 @@ def test_variables_that_change_a_run_are_shown(monkeypatch: pytest.MonkeyPatch) 
     for name in [name for name in os.environ if name.startswith(doctor._VARIABLES)]:
         monkeypatch.delenv(name)
     assert not list(doctor._variables())
-    monkeypatch.setenv("BLT_PLUGINS", "solvers")
+    monkeypatch.setenv("BLT_PLUGINS", "lower_solvers")
     (found,) = doctor._variables()
     assert found.found == "BLT_PLUGINS=solvers"
 

@@ -96,7 +96,7 @@ def test_examples_are_none_of_the_builtins() -> None:
         ("lambda", "a word of the Python language"),
         ("json", "would hide the Python package 'json'"),
         ("torch", "would hide the Python package 'torch'"),
-        ("blt-solvers", "would hide the Python package 'blt_builtins.lower_solvers'"),
+        ("blt-builtins", "would hide the Python package 'blt_builtins'"),
         ("tv", "'tv' is already a regularizer of bltoolbox"),
     ],
 )

@@ -26,7 +26,7 @@ from bltoolbox.bilevel.tensors import norm
 from bltoolbox.bilevel.warm_starts import Store
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.variational import VariationalTasks, join
 from bltoolbox.testing import Gain, Images, Tikhonov, full_batch, smooth_images
 
 
@@ -252,6 +252,7 @@ def test_bad_data_is_an_error_that_names_the_samples() -> None:
         oracle_for(Tikhonov(), count=4),
         {"regularizer.log_weight": torch.zeros(3, dtype=torch.float64)},
     )
-    oracle.samples.data = Images(images)
+    assert isinstance(oracle.tasks, VariationalTasks)
+    oracle.tasks.samples.data = Images(images)
     with pytest.raises(NumericalError, match="samples 2: a NaN or Inf"):
         oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-6), Accuracy(1e-6))

@@ -72,7 +72,7 @@ def test_all_is_well(blt: Run, told: Any) -> None:
     code, found = told()
     assert code == 0
     assert {one.name for one in load_registry().plugins()} == set(found)
-    solvers = found["solvers"]
+    solvers = found["lower_solvers"]
     assert (solvers["distribution"], solvers["version"], solvers["status"]) == ("bltoolbox", "0.1.0", "ok")
     assert {"kind": "lower_solver", "name": "agd", "status": "ok", "reason": ""} in solvers["components"]
     text = blt("plugins").stdout
@@ -97,7 +97,7 @@ def test_a_broken_plugin_is_shown_with_its_reason(
     assert found["bad"]["status"] == "broken"
     assert reason in found["bad"]["reason"]
     assert found["bad"]["components"] == []
-    assert found["solvers"]["status"] == "ok"
+    assert found["lower_solvers"]["status"] == "ok"
     text = blt("plugins").stdout
     assert "bad-dist 1.0" in text
     assert reason in text
@@ -108,10 +108,10 @@ def test_a_clash_is_shown_on_both_sides(told: Any, install: Install) -> None:
     install("usurper", {"usurping": "usurper_light"}, {"usurper_light": hook("agd", "lower_solver")})
     code, found = told()
     assert code == 4
-    for name in ("usurping", "solvers"):
+    for name in ("usurping", "lower_solvers"):
         assert found[name]["status"] == "clash"
         assert "usurper 1.0 (plugin 'usurping')" in found[name]["reason"]
-    assert [one["status"] for one in found["solvers"]["components"]].count("clash") == 1
+    assert [one["status"] for one in found["lower_solvers"]["components"]].count("clash") == 1
     assert found["samplers"]["status"] == "ok"
 
 
@@ -130,7 +130,7 @@ def test_what_is_off_is_not_broken(told: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("BLT_PLUGINS", "samplers")
     code, found = told()
     assert code == 0
-    assert (found["solvers"]["status"], found["samplers"]["status"]) == ("off", "ok")
+    assert (found["lower_solvers"]["status"], found["samplers"]["status"]) == ("off", "ok")
     monkeypatch.setenv("BLT_PLUGINS", "samplers,nothing")
     assert told()[0] == 4
 

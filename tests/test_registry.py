@@ -125,7 +125,7 @@ def test_nobody_wins_a_clash(install: Install) -> None:
     registry = load_registry()
     with pytest.raises(MissingError) as caught:
         registry.get("lower_solver", "agd")
-    assert "bltoolbox 0.1.0 (plugin 'solvers')" in str(caught.value)
+    assert "bltoolbox 0.1.0 (plugin 'lower_solvers')" in str(caught.value)
     assert "usurper 1.0 (plugin 'usurping')" in str(caught.value)
     with pytest.raises(MissingError, match="neither is used"):
         registry.find("agd")
@@ -153,7 +153,7 @@ def test_blt_plugins_restricts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLT_PLUGINS", "samplers, operatros")
     registry = load_registry()
     assert {one.kind for one in registry.components()} == {"sampler"}
-    assert plugin("solvers").status == "off"
+    assert plugin("lower_solvers").status == "off"
     assert "did you mean 'operators'" in plugin("operatros").reason
 
 

@@ -50,7 +50,7 @@ def test_wheel_and_sdist_hold_what_they_should_and_nothing_else(built: Path, tmp
     models = {f"bltoolbox/models/{path.name}" for path in shipped_models().values()}
     models |= {name.replace(".safetensors", ".md") for name in models} | {"bltoolbox/models/README.md"}
     assert (
-        templates | recipes | models | {"bltoolbox/py.typed", "blt_builtins.lower_solvers/agd.py"} <= inside
+        templates | recipes | models | {"bltoolbox/py.typed", "blt_builtins/lower_solvers/agd.py"} <= inside
     )
     info = f"bltoolbox-{bltoolbox.__version__}.dist-info/"
     packages = {"bltoolbox/"} | {f"{path.name}/" for path in (ROOT / "plugins").iterdir()}
