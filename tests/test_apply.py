@@ -277,7 +277,7 @@ def test_another_kernel(blt_here: Call, how: str) -> None:
 def test_tiles_of_a_large_picture(blt_here: Call) -> None:
     save("a.png", 150, 160)
     done = blt_here("apply", "toy.safetensors", "a.png", "--tile", "110", "--tol", "1e-5")
-    assert done.code == 0 and "tiles that overlap by" in done.err
+    assert done.code == 0 and "tiles overlapping by" in done.err
     model = Model.load("toy.safetensors", device="cpu")
     whole = model.restore(pixels_of("a.png"), tol=1e-5).astype(int)
     assert np.abs(pixels_of("a-restored.png").astype(int) - whole).max() <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from conftest import BLT, ROOT, Install
 from test_recipe import BAD, SMALL
+from typer.testing import CliRunner
 
 from bltoolbox.cli import main
 from bltoolbox.config.hooks import KINDS
@@ -202,6 +205,18 @@ def test_version_and_help(blt: Run) -> None:
     assert {"list", "show", "validate"} <= set(blt("--help").stdout.split())
 
 
+def test_help_lists_every_command_uncut_and_in_groups() -> None:
+    from bltoolbox.cli import app
+
+    text = CliRunner().invoke(app, ["--help"], prog_name="blt", env={"COLUMNS": "80"}).stdout
+    headings = [line for line in text.splitlines() if re.fullmatch(r"\w+:", line)]
+    assert headings == ["Options:", "Train:", "Look:", "Use:", "Extend:"]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        summary = command.help.partition("\n")[0]
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE), f"{name} is cut"
+
+
 def test_validate(here: Run, tmp_path: Path) -> None:
     good, bad = tmp_path / "good=1.yaml", tmp_path / "bad.yaml"
     good.write_text(SMALL)
@@ -245,9 +260,9 @@ BOOM = "from bltoolbox.cli import app, main\n@app.command()\ndef boom({}):\n    
         (
             "raise ValueError('bad luck')",
             1,
-            "error: ValueError: bad luck (unexpected; --debug shows where)\n",
+            "error: ValueError: bad luck (unexpected; --debug shows the traceback)\n",
         ),
-        ("raise KeyError", 1, "error: KeyError (unexpected; --debug shows where)\n"),
+        ("raise KeyError", 1, "error: KeyError (unexpected; --debug shows the traceback)\n"),
         ("raise KeyboardInterrupt", 130, ""),
         ("from bltoolbox.errors import BltError; raise BltError('it failed')", 1, "error: it failed\n"),
     ],

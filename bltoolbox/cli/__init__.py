@@ -1,4 +1,4 @@
-"""The command line. Each file here holds one group of commands and adds them through its ``register(app)``.
+"""The command line. Each file here contains one group of commands and adds them in its ``register(app)``.
 
 Commands raise; this file alone turns an error into one line on stderr and an exit code, and shows a traceback only with
 ``--debug``. Nothing slow is imported before a command runs.
@@ -34,6 +34,7 @@ from bltoolbox.cli import (
     watch,
 )
 from bltoolbox.cli.common import Debug, debugging, say, show
+from bltoolbox.cli.grouping import GroupedCommands
 from bltoolbox.cli.streams import CLOSED, OutputFailed
 from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
@@ -44,6 +45,7 @@ _LONGEST = 200
 app = typer.Typer(
     name="blt",
     help="Bilevel learning for imaging, assembled from plugins.",
+    cls=GroupedCommands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -62,34 +64,27 @@ def _version(value: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Debug = False,
 ) -> None:
     pass
 
 
-run.register(app)
-sweep.register(app)
-compare.register(app)
-report.register(app)
-watch.register(app)
-apply.register(app)
-evaluate.register(app)
-models.register(app)
-recipes.register(app)
-components.register(app)
-plugins.register(app)
-check.register(app)
-schema.register(app)
-new_plugin.register(app)
-doctor.register(app)
+# In the order of the help: Train, Look, Use, Extend.
+for group in (
+    *(run, sweep, recipes, check),
+    *(watch, report, compare, components, models),
+    *(apply, evaluate),
+    *(plugins, new_plugin, schema, doctor),
+):
+    group.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The ``blt`` command."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that lacks a letter gets a question mark rather than a traceback.
+        # A terminal that lacks a character shows a question mark instead of a traceback.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
@@ -118,7 +113,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is not None and not is_out_of_memory(error):
         say(f"error: cannot use {_shown(error.filename)}: {error.strerror or error}")
         return 2 if error.errno == errno.ENAMETOOLONG else 1
-    hint = "" if debugging() or is_out_of_memory(error) else " (unexpected; --debug shows where)"
+    hint = "" if debugging() or is_out_of_memory(error) else " (unexpected; --debug shows the traceback)"
     say(f"error: {explain(error)}{hint}")
     return 1
 
@@ -129,7 +124,7 @@ def _shown(name: object) -> str:
 
 
 def _flush(code: int) -> int:
-    """Write what is left; the exit code, unless that was 0 and cannot be written."""
+    """Write what is still buffered; returns the exit code, or that of the failure if it was 0."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("apply")(apply)
+    """Register the commands of this file."""
+    app.command("apply", rich_help_panel="Use")(apply)
 
 
 def apply(
@@ -31,54 +31,48 @@ def apply(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A run directory, a θ file or a shipped model's name (blt models).",
+            help="A run directory, a θ file or a name from blt models.",
             autocompletion=complete_model,
         ),
     ],
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help="Pictures, folders of pictures, or patterns.")
-    ],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Pictures, folders or patterns.")],
     out: Annotated[
         str | None,
         typer.Option(
             "--out",
             "-o",
             metavar="OUT",
-            help="A folder, or a file for one picture; beside the input if left out.",
+            help="A folder, or a file for one picture; default beside the input.",
         ),
     ] = None,
     noise: Annotated[
         str | None,
-        typer.Option(
-            metavar="S", help="Noise level: 25/255, 0.1, 25 (of 255) or auto; the model's if left out."
-        ),
+        typer.Option(metavar="S", help="25/255, 0.1, 25 (of 255) or auto; default the model's."),
     ] = None,
     truth: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", help="What the result should be, a file or a folder: prints PSNR and SSIM."
-        ),
+        typer.Option(metavar="PATH", help="Ground truth, a file or a folder; prints PSNR and SSIM."),
     ] = None,
     operator: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another operator than the model was trained with.")
+        str | None, typer.Option(metavar="NAME", help="Replace the operator that the model was trained with.")
     ] = None,
     kernel: Annotated[
         str | None,
-        typer.Option(metavar="K", help="Its blur kernel: FILE.npy, a picture, or gaussian:SIGMA[:SIZE]."),
+        typer.Option(metavar="K", help="Blur kernel: FILE.npy, a picture or gaussian:SIGMA[:SIZE]."),
     ] = None,
     tol: Annotated[
         float | None,
         typer.Option(
             metavar="T",
-            help="Root mean square distance to the exact minimiser (of its gradient to 0, for a blur); 1e-4.",
+            help="Accuracy: RMS distance to the minimiser (blur: of its gradient to 0).",
         ),
     ] = None,
     tile: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Side of the tiles of large pictures; 768.")
+        int | None, typer.Option(metavar="N", min=1, help="Tile size for large pictures; default 768.")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1.")] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace results that are there.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.")] = False,
+    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda or cuda:1.")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace existing results.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the table, no progress.")] = False,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
@@ -87,12 +81,12 @@ def apply(
 
     For example: blt apply runs/denoise photo.jpg --noise auto, or blt apply runs/denoise "scans/*.tif" -o restored/
 
-    PNG, JPEG, TIFF and WebP of any size, gray or colour, with transparency, a palette, CMYK or 16 bits; a result has
-    the format, the bits, the mode and the metadata of its input, and is called <name>-restored. Pictures larger than a
+    Reads PNG, JPEG, TIFF and WebP of any size, gray or colour, with transparency, a palette, CMYK or 16 bits. A result
+    keeps the format, bit depth, mode and metadata of its input and is named <name>-restored. Pictures larger than a
     tile are restored in overlapping tiles, in bounded memory and without seams.
 
-    A file that cannot be restored is reported and the others are done; the exit code is then 1. It is 2 if nothing was
-    done as all results exist already, and 4 if there is no such model or device.
+    A file that cannot be restored is reported, and the others are still restored; the exit code is then 1. It is 2 if
+    all results already exist, and 4 if the model or the device is missing.
     """
     from bltoolbox.restoration.noise_level import parse_noise
     from bltoolbox.restoration.pictures.jobs import plan
@@ -102,20 +96,20 @@ def apply(
     find_model(model)
     level = parse_noise(noise)
     if tol is not None and not 0 < tol < 1:
-        raise UsageError(f"tol {tol:g} is no accuracy; give a number between 0 and 1")
+        raise UsageError(f"--tol {tol:g} is out of range; give a number between 0 and 1")
     options = parse_kernel(kernel) if kernel is not None else {}
     if truth is not None and not truth.exists():
-        raise UsageError(f"there is no file or folder {truth} to compare with")
+        raise UsageError(f"--truth: no file or folder {truth}")
     jobs, notes = plan(inputs, out, force)
     if truth is not None and truth.is_file() and len(jobs) > 1:
-        raise UsageError(f"{truth} is one file, for {len(jobs)} pictures; name a folder")
+        raise UsageError(f"--truth {truth} is one file, but there are {len(jobs)} pictures; give a folder")
     if all(job.refused for job in jobs):
         raise UsageError("; ".join(job.trouble for job in jobs))
     registry = open_registry(plugin, warn=not as_json)
     loaded = _load(model, device, operator, options, registry)
     talk = not quiet and not as_json
     if talk:
-        for note in [*notes, *_said(loaded, noise, level)]:
+        for note in [*notes, *_headline(loaded, noise, level)]:
             say(note)
     outcomes = _restore_all(jobs, loaded, level, truth, tol, tile, talk)
     restored = sum(one.status == "restored" for one in outcomes)
@@ -144,7 +138,7 @@ def _load(
     known = [one.name for one in registry.get("operator", name).signature().parameters]
     if "seed" in known:
         raise UsageError(
-            f"operator {name!r} measures at places drawn at random, and a picture file does not say which"
+            f"operator {name!r} measures at random positions, which a picture file does not contain"
         )
     if options and not set(options) <= set(known):
         raise UsageError(f"operator {name!r} has no kernel")
@@ -155,7 +149,7 @@ def _load(
     return replace_operator(model, {"name": name} | options, registry)
 
 
-def _said(model: Model, noise: str | None, level: float | str | None) -> Iterator[str]:
+def _headline(model: Model, noise: str | None, level: float | str | None) -> Iterator[str]:
     from bltoolbox.restoration.noise_level import show_noise
 
     colours = "gray" if model.channels == 1 else "colour"
@@ -165,7 +159,7 @@ def _said(model: Model, noise: str | None, level: float | str | None) -> Iterato
         f" on {next(iter(model.theta.values())).device}"
     )
     if isinstance(level, float) and noise is not None and "/" not in noise and float(noise) > 1:
-        yield f"noise {noise} is above 1, so it is taken as {show_noise(level)}"
+        yield f"noise {noise} is above 1; using {show_noise(level)}"
 
 
 def _restore_all(
@@ -196,7 +190,7 @@ def _restore_all(
 
 @contextlib.contextmanager
 def _bar(talk: bool) -> Iterator[Any]:
-    """On a terminal, a bar over the tiles of each picture."""
+    """On a terminal, a progress bar over the tiles of each picture."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -229,7 +223,7 @@ def _line(outcome: Outcome) -> str:
     how = " (estimated)" if outcome.noise_estimated else ""
     facts = [f"noise {show_noise(outcome.noise)}{how}"]
     if (outcome.tiles or 1) > 1:
-        facts.append(f"{outcome.tiles} tiles that overlap by {outcome.overlap} pixels")
+        facts.append(f"{outcome.tiles} tiles overlapping by {outcome.overlap} pixels")
     return f"{outcome.input} → {outcome.output}: " + "; ".join([*facts, *outcome.notes])
 
 

@@ -1,4 +1,4 @@
-"""``blt check``: do components keep what their roles promise, and is the hypergradient of a recipe right?"""
+"""``blt check``: test components against their roles, and the hypergradient of a recipe against differences."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("check")(check)
+    """Register the commands of this file."""
+    app.command("check", rich_help_panel="Train")(check)
 
 
 def _complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -32,7 +32,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="[PLUGIN|DISTRIBUTION|KIND/NAME|NAME|RECIPE]... [KEY=VALUE]...",
-            help="What to check; everything installed. Overrides are for recipes.",
+            help="What to check; default everything. Overrides apply to recipes.",
             autocompletion=_complete,
         ),
     ] = None,
@@ -40,11 +40,12 @@ def check(
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Check components against the conformance suite, or the hypergradient of a recipe against differences.
+    """Test components, or the hypergradient of a recipe.
 
-    Without a target everything installed is checked, or with --plugin the components of those files. A recipe (a .yaml
-    file, or the name of a shipped one) is checked as it stands: its hypergradient against central differences on a few
-    of its samples, and where an error comes from. Exit code 1 if anything fails, 4 if a plugin is broken.
+    Components are tested by the conformance suite: all that are installed by default, or with --plugin those of the
+    given files. For a recipe (a .yaml file or the name of a shipped recipe), the hypergradient is compared with central
+    differences on a few of its samples, and the source of any error is located. Exit code 1 if anything fails, 4 if a
+    plugin is broken.
 
     For example: blt check regularizer/tv, or blt check denoise regularizer=tv
     """
@@ -151,7 +152,7 @@ def _mark(ok: bool) -> str:
 
 
 def _code(outcomes: Sequence[Outcome], checks: Sequence[RecipeCheck], broken: Sequence[Any]) -> int:
-    """4 for what could not even be loaded, 1 for what fails."""
+    """4 if something could not be loaded, 1 if something fails."""
     failed = [one for one in outcomes if one.status == "failed"]
     if broken or any(one.property == "can be imported" for one in failed):
         return 4

@@ -1,6 +1,6 @@
-"""What the commands share: their common options, and how they speak.
+"""What the commands share: their common options and their output.
 
-Data goes to stdout and is never wrapped for a machine; everything said to a person goes to stderr.
+Data goes to stdout and is never wrapped; messages for people go to stderr.
 """
 
 from __future__ import annotations
@@ -39,57 +39,55 @@ def debugging() -> bool:
     return _Debug.on or "--debug" in sys.argv[1:]
 
 
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show a traceback when something goes wrong.", callback=_set_debug)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.", callback=_set_debug)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE.py", help="Also load this plugin file; may be repeated."),
+    typer.Option("--plugin", metavar="FILE.py", help="Also load this plugin file; repeatable."),
 ]
 
 
 def say(message: str, *, lines: bool = False) -> None:
-    """To the person at the terminal: one line, or several where ``lines`` says so.
+    """Print a message on stderr: one line, or several with ``lines``.
 
-    What a terminal would obey is escaped, here and in ``show``, as it may come from a file of someone else.
+    Control sequences are escaped, here and in ``show``: the text may come from someone else's file.
     """
     typer.echo(printable_lines(message) if lines else printable(message), err=True)
 
 
 def show(text: str = "", *, lines: bool = False, nl: bool = True, **style: Any) -> None:
-    """Data on stdout."""
+    """Print data on stdout."""
     typer.secho(printable_lines(text) if lines else printable(text), nl=nl, **style)
 
 
-class _Teller(logging.Handler):
-    """What the toolbox logs, told as everything else is."""
+class _MessageHandler(logging.Handler):
+    """Prints what the toolbox logs as messages of the command."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
-def _tell_warnings() -> None:
-    """Let the person see what the toolbox warns of."""
+def _show_warnings() -> None:
+    """Print the warnings that the toolbox logs."""
     logger = logging.getLogger("bltoolbox")
-    if Place.here().rank:  # rank 0 says it
+    if Place.here().rank:  # rank 0 prints them
         logger.addHandler(logging.NullHandler())
         return
-    if not any(isinstance(handler, _Teller) for handler in logger.handlers):
-        logger.addHandler(_Teller())
+    if not any(isinstance(handler, _MessageHandler) for handler in logger.handlers):
+        logger.addHandler(_MessageHandler())
 
 
 def print_json(data: Any) -> None:
-    # NaN and Infinity are no JSON; a script should get null or a readable word rather than a parse error.
+    # NaN and Infinity are not JSON; a script gets null or a readable word instead of a parse error.
     text = json.dumps(finite(data, str), indent=2, ensure_ascii=False, allow_nan=False)
     typer.echo(printable_json(text))
 
 
 def open_registry(files: Sequence[Path] | None, warn: bool = True) -> Registry:
-    """The registry, with a warning for each plugin that is not used."""
+    """The registry; warns about each plugin that is not used."""
     from bltoolbox.config.registry import load_registry
 
-    _tell_warnings()
+    _show_warnings()
     registry = load_registry(files or ())
     if warn and not Place.here().rank:
         for warning in registry.warnings():
@@ -98,6 +96,6 @@ def open_registry(files: Sequence[Path] | None, warn: bool = True) -> Registry:
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Recipes, and KEY=VALUE overrides: what has a ``=`` before any path separator."""
+    """Recipes, and KEY=VALUE overrides: arguments with a ``=`` before any path separator."""
     overrides = [argument for argument in arguments if OVERRIDE.match(argument)]
     return [argument for argument in arguments if not OVERRIDE.match(argument)], overrides

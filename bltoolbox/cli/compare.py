@@ -18,55 +18,55 @@ FIGURE = Path("compare.png")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("compare")(compare_runs)
+    """Register the commands of this file."""
+    app.command("compare", rich_help_panel="Look")(compare_runs)
 
 
 def compare_runs(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN_DIR...", help="Run directories, or sweeps, which stand for their runs."),
+        typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps."),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FIG", help="The figure: a .png, .svg or .pdf file.")
+        Path, typer.Option("--out", "-o", metavar="FIG", help="The .png, .svg or .pdf file to write.")
     ] = FIGURE,
     level: Annotated[
         list[float] | None,
         typer.Option(
             metavar="DB",
-            help="PSNR to reach, for the table; may be repeated. Found from the runs if left out.",
+            help="PSNR level for the table; repeatable. Default: chosen from the runs.",
         ),
     ] = None,
     at: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="C", help="Also draw what is restored after this many computations; may be repeated."
-        ),
+        typer.Option(metavar="C", help="Also show an image restored after C computations; repeatable."),
     ] = None,
-    image: Annotated[int, typer.Option(metavar="N", min=0, help="Which evaluation image --at restores.")] = 0,
+    image: Annotated[
+        int, typer.Option(metavar="N", min=0, help="The evaluation image that --at restores.")
+    ] = 0,
     smooth: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="Steps in the running mean of the loss; a twentieth of the run if left out.",
+            help="Steps in the running mean of the loss; default 5 % of the run.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace figures that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing figures.")] = False,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Draw runs against each other: loss and PSNR against computations and time.
+    """Plot runs side by side and print a table.
 
     For example: blt compare runs/steps --level 27 --level 28 --at 1e4
 
-    Runs that differ only in their seed are one line, their mean, in a band from the worst to the best. The legend names
-    the settings in which the runs differ. PSNR is that of the evaluation images where the recipes have validation:
-    {evaluation: true}, else that of the held-out images. Runs that are not finished are drawn as far as they are.
+    Loss and PSNR are plotted against computations and time. Runs that differ only in their seed share one line, their
+    mean, in a band from the worst to the best. The legend names the settings in which the runs differ. PSNR is measured
+    on the evaluation images if the recipes have validation: {evaluation: true}, else on the held-out images. Unfinished
+    runs are plotted as far as they got.
 
-    With --at there is a second figure, FIG-images: an evaluation image, restored by the θ of the last check up to each
-    of these costs.
+    --at adds a second figure, FIG-images: an evaluation image, restored with the θ of the last check before each cost.
     """
     from bltoolbox.reports.compare.comparison import as_dict, compare
     from bltoolbox.reports.compare.figures import check_targets, draw_curves, save_figure
@@ -80,7 +80,7 @@ def compare_runs(
     for note in [*missing, *comparison.notes]:
         say(f"note: {note}")
     if not any(run.steps or run.checks for run in comparison.runs):
-        raise UsageError("there is nothing to compare: none of the runs has made a step")
+        raise UsageError("nothing to compare: none of the runs has completed a step")
     facts = as_dict(comparison) | {"figure": str(out)}
     if costs:
         from bltoolbox.reports.compare.images import draw_sheet, restore_rows

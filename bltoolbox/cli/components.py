@@ -1,4 +1,4 @@
-"""``blt list`` and ``blt show``: which components there are, and what each of them takes."""
+"""``blt list`` and ``blt show``: which components are available, and their parameters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PAGE = 80
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("list")(list_components)
-    app.command("show")(show_component)
+    """Register the commands of this file."""
+    app.command("list", rich_help_panel="Look")(list_components)
+    app.command("show", rich_help_panel="Look")(show_component)
 
 
 def list_components(
@@ -36,7 +36,7 @@ def list_components(
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """List the components that a recipe can name."""
+    """List the available components."""
     found = open_registry(plugin).components(kind)
     if as_json:
         print_json([_facts(registered) for registered in found])
@@ -51,7 +51,7 @@ def show_component(
         str,
         typer.Argument(
             metavar="[KIND/]NAME",
-            help="For example agd, or lower_solver/agd.",
+            help="For example agd or lower_solver/agd.",
             autocompletion=complete_component,
         ),
     ],
@@ -59,7 +59,7 @@ def show_component(
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Show what a component does, its parameters, and how a recipe names it."""
+    """Describe a component and its parameters."""
     registered = open_registry(plugin, warn=False).find(name)
     signature = registered.signature()
     snippet = _snippet(registered, signature)
@@ -98,7 +98,7 @@ def _source(registered: Registered) -> str:
 
 
 def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
-    """Columns; on a terminal the summary is wrapped to its width, elsewhere each component is one line."""
+    """Columns; on a terminal the summary is wrapped to its width, elsewhere there is one line per component."""
     kinds, names, summaries, sources = (max(map(len, column)) for column in zip(*rows, strict=True))
     if sys.stdout.isatty():
         width = shutil.get_terminal_size((PAGE, 24)).columns
@@ -128,7 +128,7 @@ def _paragraph(text: str, indent: str = "") -> None:
 
 
 def _reflow(text: str) -> str:
-    """Prose to the width of a page; equations, lists and whatever else is laid out by hand as it is."""
+    """Wrap prose; keep equations, lists and other text that is laid out by hand."""
     paragraphs = text.split("\n\n")
     by_hand = [any(line[:1] in (" ", "*", "-", "|", "#") for line in one.splitlines()) for one in paragraphs]
     pairs = zip(paragraphs, by_hand, strict=True)
@@ -136,7 +136,7 @@ def _reflow(text: str) -> str:
 
 
 def _snippet(registered: Registered, signature: Signature) -> str:
-    """The component with its defaults, to paste into a recipe; what must be filled in is a comment."""
+    """The component with its defaults, to paste into a recipe; required values are marked by a comment."""
     from bltoolbox.config.yaml_text import dump_inline
 
     listed = registered.kind in LISTS

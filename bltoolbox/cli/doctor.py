@@ -1,4 +1,4 @@
-"""``blt doctor``: what this installation has, what it lacks, and whether it computes what it should."""
+"""``blt doctor``: check the installation and run a self-test."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("doctor")(doctor)
+    """Register the commands of this file."""
+    app.command("doctor", rich_help_panel="Extend")(doctor)
 
 
 def doctor(as_json: Json = False, plugin: Plugins = None, debug: Debug = False) -> None:
-    """Look at this installation: packages, plugins, folders, devices, and whether they compute what they should.
+    """Check the installation and run a self-test.
 
-    A finding is ok, a note (it works, but you may want to know) or wrong; what can be done about it is said. Exit code
-    4 if anything is wrong. It takes a few seconds. For example: blt doctor --json, to go with a question or a report
-    of a bug.
+    Examines packages, plugins, folders and devices, and restores a small test picture; takes a few seconds. A finding
+    is ok, a note (it works, but you may want to know) or wrong, with a remedy where there is one. Exit code 4 if
+    anything is wrong. For example, attach the output of blt doctor --json to a bug report.
     """
     from bltoolbox.cli.diagnosis import Verdict, examine
 
@@ -36,9 +36,7 @@ def doctor(as_json: Json = False, plugin: Plugins = None, debug: Debug = False) 
     if as_json:
         print_json([finding.as_dict() for finding in found])
     else:
-        say(
-            "nothing is wrong" if not wrong else f"{wrong} {'thing is' if wrong == 1 else 'things are'} wrong"
-        )
+        say("no problems found" if not wrong else f"{wrong} problem{'s' * (wrong > 1)} found")
     raise typer.Exit(4 if wrong else 0)
 
 

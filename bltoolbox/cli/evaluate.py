@@ -1,4 +1,4 @@
-"""``blt evaluate``: how good is a model on images?"""
+"""``blt evaluate``: measure a trained model on images."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Row = tuple[str, float, float, float]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("evaluate")(evaluate)
+    """Register the commands of this file."""
+    app.command("evaluate", rich_help_panel="Use")(evaluate)
 
 
 def evaluate(
@@ -30,24 +30,23 @@ def evaluate(
         list[str],
         typer.Argument(
             metavar="MODEL [KEY=VALUE]...",
-            help="A run directory, a θ file or a shipped model's name; overrides of its recipe.",
+            help="A run directory, a θ file or a name from blt models; overrides.",
         ),
     ],
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Measure a trained model on the evaluation images of its recipe, or on others.
+    """Measure a trained model on its evaluation images.
 
-    Images are degraded as the recipe says, with noise that depends on the seed and the image alone, and restored from
-    a cold start to evaluation_tol. Overrides choose other images or another accuracy; the training images need not be
-    there.
+    Images are degraded as in the recipe, with noise that depends only on the seed and the image, and restored from a
+    cold start to evaluation_tol. Overrides choose other images or another accuracy. The training images are not needed.
 
     For example: blt evaluate runs/denoise/2026-01-31_12-00-00 evaluation='{name: array, path: test.npy}'
     """
     targets, overrides = split_overrides(arguments)
     if len(targets) != 1:
-        raise UsageError(f"name one model, not {len(targets)}")
+        raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
     rows, iterations = _measure(targets[0], overrides, registry)
     mean = [sum(column) / len(rows) for column in zip(*(row[1:] for row in rows), strict=True)]
@@ -64,7 +63,7 @@ def evaluate(
 
 
 def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[list[Row], int]:
-    """A row an image, a chunk of images in memory at a time, and the iterations that it took."""
+    """One row per image, with one chunk of images in memory at a time, and the number of iterations."""
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate as restore
     from bltoolbox.restoration.from_recipe import build, evaluation_samples
@@ -74,7 +73,9 @@ def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[lis
     model = Model.load(source, registry=registry)
     recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry)
     if recipe.regularizer != model.recipe.regularizer:
-        raise UsageError("θ belongs to the regularizer it was trained with; override other keys")
+        raise UsageError(
+            "the regularizer cannot be overridden: θ was trained for {model.recipe.regularizer.name!r}"
+        )
     operator, solver = build(recipe, "operator", registry), build(recipe, "lower_solver", registry)
     problem = replace(
         model.problem,

@@ -11,21 +11,23 @@ from bltoolbox.cli.completion import complete_model
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("models")(models)
+    """Register the commands of this file."""
+    app.command("models", rich_help_panel="Look")(models)
 
 
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Show the card of this one.", autocompletion=complete_model),
+        typer.Argument(metavar="[NAME]", help="Show the card of this model.", autocompletion=complete_model),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the trained models that come with the toolbox, or show the card of one; blt apply takes their names.
+    """List the trained models that come with the toolbox.
 
-    For example: blt models --json
+    With a name, show the card of that model. blt apply accepts these names.
+
+    For example: blt models denoise-color
     """
     from bltoolbox.cli.display.tables import print_rows
     from bltoolbox.restoration.shipped import read_card, shipped_models
@@ -42,7 +44,7 @@ def models(
         print_json([card.as_dict() for card in cards])
         return
     if not cards:
-        say("no model comes with this installation; train one, e.g. blt run denoise")
+        say("this installation contains no trained models; train one, e.g. blt run denoise")
         return
     keys = ("task", "parameters", "noise", "psnr")
     rows = [["name", "task", "parameters", "σ", "PSNR"]]

@@ -15,8 +15,8 @@ from bltoolbox.errors import UsageError
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("new-plugin")(new_plugin)
+    """Register the commands of this file."""
+    app.command("new-plugin", rich_help_panel="Extend")(new_plugin)
 
 
 def new_plugin(
@@ -25,16 +25,18 @@ def new_plugin(
         list[str] | None,
         typer.Option(
             metavar="KIND",
-            help=f"A component to begin with; may be repeated. One of {', '.join(KINDS)}; regularizer.",
+            help=f"Component to start with; repeatable. One of {', '.join(KINDS)}; default regularizer.",
             autocompletion=complete_kind,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="The folder to write; NAME.")
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Output folder; default NAME.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a small plugin package that works as it is: components, a test, a recipe and a README.
+    """Create a plugin package with working examples.
+
+    It contains components, a test, a recipe and a README.
 
     For example: blt new-plugin my-prior --kind regularizer
     """

@@ -1,4 +1,4 @@
-"""``blt plugins``: who has brought which components, and who could not."""
+"""``blt plugins``: the plugins, their components, and why a plugin is not used."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("plugins")(list_plugins)
+    """Register the commands of this file."""
+    app.command("plugins", rich_help_panel="Extend")(list_plugins)
 
 
 def list_plugins(
     load: Annotated[
-        bool, typer.Option("--load", help="Also import every component, to find missing dependencies.")
+        bool, typer.Option("--load", help="Import every component, to find missing dependencies.")
     ] = False,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """List the plugins, what each of them brings, and why one is not used.
+    """List plugins, their components and any problems.
 
-    A plugin is ok, broken, in a clash with another one over a name, or off (left out by BLT_PLUGINS). Exit code 4 if
-    any is broken or in a clash. Components are imported only with --load, since most of them import torch: without it
-    a dependency that one of them lacks goes unnoticed.
+    A plugin is ok, broken, off (excluded by BLT_PLUGINS), or clashes with another plugin over a name. Exit code 4 if
+    any plugin is broken or clashes. Components are imported only with --load, since most of them import torch; without
+    it, missing dependencies of components go unnoticed.
     """
     registry = open_registry(plugin, warn=False)
     found = [_facts(one, registry, load) for one in registry.plugins()]

@@ -1,4 +1,4 @@
-"""``blt validate``, ``blt recipes`` and ``blt cp``: is this recipe all right, which ones are there, give me one."""
+"""``blt validate``, ``blt recipes`` and ``blt cp``: check, list and copy recipes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("validate")(validate)
-    app.command("recipes")(list_recipes)
-    app.command("cp")(copy_recipe)
+    """Register the commands of this file."""
+    app.command("validate", rich_help_panel="Train")(validate)
+    app.command("recipes", rich_help_panel="Train")(list_recipes)
+    app.command("cp", rich_help_panel="Train")(copy_recipe)
 
 
 def validate(
@@ -28,7 +28,7 @@ def validate(
         list[str],
         typer.Argument(
             metavar="RECIPE... [KEY=VALUE]...",
-            help="Files or names of shipped recipes; overrides apply to all.",
+            help="Recipe files or names of shipped recipes; overrides apply to all.",
             autocompletion=complete_recipe,
         ),
     ],
@@ -36,7 +36,7 @@ def validate(
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Check recipes against the components they name, and report every problem.
+    """Check recipes and report every problem.
 
     For example: blt validate denoise sampler.size=8
     """
@@ -57,7 +57,7 @@ def validate(
 
 
 def _check(source: str, overrides: list[str], registry: Registry) -> tuple[dict[str, Any], BltError | None]:
-    """What JSON says of a recipe, and what is wrong with it."""
+    """The result as JSON, and the error if there is one."""
     from bltoolbox.config.recipe import load_recipe
 
     try:
@@ -75,7 +75,10 @@ def _check(source: str, overrides: list[str], registry: Registry) -> tuple[dict[
 
 
 def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
-    """List the recipes that come with the toolbox; blt run and blt cp take their names."""
+    """List the recipes that come with the toolbox.
+
+    blt run, blt validate, blt check and blt cp accept their names.
+    """
     from bltoolbox.config.recipe import recipe_summary, shipped_recipes
 
     found = [(name, recipe_summary(path), path) for name, path in shipped_recipes().items()]
@@ -91,15 +94,15 @@ def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
 def copy_recipe(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="As blt recipes lists it.", autocompletion=complete_shipped),
+        typer.Argument(metavar="NAME", help="A name from blt recipes.", autocompletion=complete_shipped),
     ],
     dest: Annotated[
-        str | None, typer.Argument(metavar="[DEST]", help="A file or a folder; NAME.yaml here.")
+        str | None, typer.Argument(metavar="[DEST]", help="A file or a folder; default NAME.yaml.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Copy a shipped recipe, to make it your own.
+    """Copy a shipped recipe to edit it.
 
     For example: blt cp denoise my-recipe.yaml
     """
@@ -125,4 +128,4 @@ def copy_recipe(
         raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
     show(str(target))
     if not (schema := target.parent / SCHEMA_FILE).exists():
-        say(f"your editor can complete and check it: blt schema -o {schema}")
+        say(f"for completion and checks in your editor: blt schema -o {schema}")

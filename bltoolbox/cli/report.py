@@ -1,4 +1,4 @@
-"""``blt report``: one page about runs, to look at and to pass on."""
+"""``blt report``: one self-contained HTML page about runs."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ REPORT = Path("report.html")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("report")(report)
+    """Register the commands of this file."""
+    app.command("report", rich_help_panel="Look")(report)
 
 
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN_DIR...", help="Run directories, or sweeps, which stand for their runs."),
+        typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps."),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The page, an .html file.")
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The .html file to write.")
     ] = REPORT,
     images: Annotated[
-        int, typer.Option(metavar="N", min=0, max=16, help="Evaluation images of each run on the page.")
+        int, typer.Option(metavar="N", min=0, max=16, help="Number of evaluation images per run.")
     ] = 4,
-    force: Annotated[bool, typer.Option("--force", help="Replace a page that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Write a page about one run, or about several side by side.
+    """Write an HTML report about one or more runs.
 
     For example: blt report runs/denoise/2026-01-31_12-00-00 -o denoise.html
 
-    The page is one file that needs no network: what was run and what it found, curves to zoom into, images before and
-    after under a slider, learned filters and their potentials, the cost and the recipe. A finished run has such a page
-    in its directory. Runs that are not finished, or damaged, are shown as far as they can be read.
+    The page is a single file that works offline: settings and results, zoomable curves, a before/after slider for
+    images, learned filters and their potentials, the cost and the recipe. Several runs are shown side by side. A
+    finished run already has a report in its directory. Unfinished or damaged runs are shown as far as they can be read.
     """
     from bltoolbox.reports.html.build import write_report
 

@@ -38,20 +38,18 @@ if TYPE_CHECKING:
     from bltoolbox.training.run_dir import RunDirectory
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the summary.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the summary, no progress.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every check on stderr.")]
 Processes = Annotated[
     int | None,
-    typer.Option(
-        "--nproc", metavar="N", min=1, help="As N processes that share the work; see docs/scale.md."
-    ),
+    typer.Option("--nproc", metavar="N", min=1, help="Share the work among N processes (docs/scale.md)."),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("run")(run)
-    app.command("resume")(resume)
+    """Register the commands of this file."""
+    app.command("run", rich_help_panel="Train")(run)
+    app.command("resume", rich_help_panel="Train")(resume)
 
 
 def run(
@@ -59,23 +57,25 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECIPE [KEY=VALUE]...",
-            help="A file or a shipped recipe's name, and overrides.",
+            help="A recipe file or the name of a shipped recipe; overrides.",
             autocompletion=complete_recipe,
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="RUN_DIR", help="Where to write; runs/<recipe>/<time>."),
+        typer.Option(
+            "--out", "-o", metavar="RUN_DIR", help="Output directory; default runs/<recipe>/<time>."
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1; as device=D.")
+        str | None, typer.Option(metavar="D", help="auto, cpu, cuda or cuda:1; same as device=D.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="As seed=N.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Same as seed=N.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build everything, print the resolved recipe, write nothing.")
+        bool, typer.Option("--dry-run", help="Print the resolved recipe; do not train or write anything.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in RUN_DIR; other files there are kept.")
+        bool, typer.Option("--overwrite", help="Replace the run in RUN_DIR; keep its other files.")
     ] = False,
     nproc: Processes = None,
     profile: Annotated[
@@ -88,7 +88,7 @@ def run(
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Train what a recipe describes, and evaluate it.
+    """Train a model from a recipe and evaluate it.
 
     For example: blt run denoise sampler.size=8 device=cpu
     """
@@ -125,12 +125,12 @@ def run(
             path = Path(ranks.gather("name", str(out or _fresh(recipe)))[0])
             if was_restarted(ranks, path, recipe):
                 with reopen(path, (), registry, ranks) as reopened:
-                    _go_on(reopened, ranks, quiet, verbose, as_json)
+                    _continue(reopened, ranks, quiet, verbose, as_json)
                 return
-            # A start that torchrun repeats has left no checkpoint, but a directory.
+            # A start that torchrun repeats left a directory but no checkpoint.
             may_replace = overwrite or left_by_us(path, recipe)
             directory = RunDirectory(path, overwrite=may_replace, ranks=ranks)
-            with _display(quiet or as_json, verbose) as display, _goodbye(directory, ranks):
+            with _display(quiet or as_json, verbose) as display, _resume_hint(directory, ranks):
                 result = run_in(
                     directory, experiment, [display, *_profilers(profile, directory), ReportWriter(path)]
                 )
@@ -149,7 +149,9 @@ def _profilers(wanted: bool, directory: RunDirectory) -> list[Listener]:
 def resume(
     arguments: Annotated[
         list[str],
-        typer.Argument(metavar="RUN_DIR [KEY=VALUE]...", help="A run directory; only budgets may grow."),
+        typer.Argument(
+            metavar="RUN_DIR [KEY=VALUE]...", help="A run directory; overrides may only raise its budget."
+        ),
     ],
     nproc: Processes = None,
     quiet: Quiet = False,
@@ -158,7 +160,7 @@ def resume(
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Go on with a run that was interrupted, or with a finished one whose budget grows.
+    """Resume an interrupted run, or extend a finished one.
 
     For example: blt resume runs/denoise/2026-01-31_12-00-00 budget.computations=2e5
     """
@@ -179,14 +181,16 @@ def resume(
         from bltoolbox.distributed.ranks import joined
 
         with joined() as ranks, reopen(path, overrides, registry, ranks) as reopened:
-            _go_on(reopened, ranks, quiet, verbose, as_json)
+            _continue(reopened, ranks, quiet, verbose, as_json)
 
 
-def _go_on(reopened: Reopened, ranks: Ranks, quiet: bool, verbose: bool, as_json: bool) -> None:
+def _continue(reopened: Reopened, ranks: Ranks, quiet: bool, verbose: bool, as_json: bool) -> None:
     if reopened.summary is not None:
         if ranks.first:
             path, status = reopened.directory.path, reopened.summary["status"]
-            say(f"{path} is finished: {status}; let its budget grow to go on")
+            say(
+                f"{path} is finished: {status}; raise its budget to train further, e.g. budget.computations=2e5"
+            )
             if as_json:
                 print_json(reopened.summary)
         return
@@ -194,7 +198,7 @@ def _go_on(reopened: Reopened, ranks: Ranks, quiet: bool, verbose: bool, as_json
     from bltoolbox.training.driver import resume_in
 
     directory = reopened.directory
-    with _display(quiet or as_json, verbose) as display, _goodbye(directory, ranks):
+    with _display(quiet or as_json, verbose) as display, _resume_hint(directory, ranks):
         result = resume_in(directory, reopened.experiment, [display, ReportWriter(directory.path)])
     _show(result, as_json, ranks)
 
@@ -238,8 +242,8 @@ def _display(quiet: bool, verbose: bool) -> Log | Progress:
 
 
 @contextlib.contextmanager
-def _goodbye(directory: RunDirectory, ranks: Ranks) -> Iterator[None]:
-    """A run that stopped can be taken up again: say how. An interrupted one exits with 130 or 143."""
+def _resume_hint(directory: RunDirectory, ranks: Ranks) -> Iterator[None]:
+    """When a run stops early, print how to resume it. An interrupted run exits with 130 or 143."""
     from bltoolbox.distributed.ranks import RankLost
     from bltoolbox.distributed.signals import Interrupted, handled
 

@@ -1,4 +1,4 @@
-"""``blt schema``: what an editor needs to complete and check recipes."""
+"""``blt schema``: a JSON Schema with which editors complete and check recipes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from bltoolbox.cli.common import Debug, Plugins, open_registry, say, show
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("schema")(schema)
+    """Register the commands of this file."""
+    app.command("schema", rich_help_panel="Extend")(schema)
 
 
 def schema(
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Where to write, replacing what is there; stdout."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Output file, replaced if it exists; default stdout."
+        ),
     ] = None,
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Write a JSON Schema of recipes, covering all installed components.
+    """Write a JSON Schema for recipes, for editors.
 
-    Recipes carry the line
+    The schema covers all installed components. Recipes contain the line
 
         # yaml-language-server: $schema=bltoolbox.schema.json
 
-    which editors with a YAML language server (VS Code, Neovim, Emacs, …) follow from the recipe's own folder. So write
-    the schema beside your recipes, and again when you install a plugin:
+    which editors with a YAML language server (VS Code, Neovim, Emacs, …) resolve relative to the recipe's folder. Write
+    the schema next to your recipes, and again after installing a plugin:
 
         blt cp denoise && blt schema -o bltoolbox.schema.json
 
-    Then the editor completes components and options, shows their documentation and marks mistakes. What it cannot see
-    (whether components fit together) blt validate does.
+    The editor then completes components and options, shows their documentation and marks mistakes. It cannot tell
+    whether components fit together; blt validate can.
     """
     from bltoolbox.config.names import refuse_unusable_name
     from bltoolbox.config.schema import dump_schema, recipe_schema

@@ -1,4 +1,4 @@
-"""``blt sweep``: a grid of runs, that can be stopped and gone on with."""
+"""``blt sweep``: a grid of runs, which can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("sweep")(sweep)
+    """Register the commands of this file."""
+    app.command("sweep", rich_help_panel="Train")(sweep)
 
 
 def sweep(
@@ -26,33 +26,37 @@ def sweep(
         list[str],
         typer.Argument(
             metavar="RECIPE [KEY=A,B,...]...",
-            help="A file or a shipped recipe's name, and for each key the values it takes.",
+            help="A recipe file or the name of a shipped recipe; values for each key.",
             autocompletion=complete_grid,
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Where to write; runs/<recipe>/sweep-<time>."),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Output directory; default runs/<recipe>/sweep-<time>."
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Number of runs at a time.")
+    ] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check every cell, print its command, write nothing.")
+        bool, typer.Option("--dry-run", help="Check every cell and print its command; write nothing.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the table, no progress.")] = False,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Run a recipe for every combination of some values, each in a run directory of its own.
+    """Run a recipe for every combination of given values.
 
     For example: blt sweep denoise upper_optimizer.step=1e-3,1e-2 seed=0,1,2 -o runs/steps --jobs 2
 
-    A comma in brackets, braces or quotes belongs to the value, so a value may be a list or a whole component:
+    A comma inside brackets, braces or quotes belongs to the value, so a value may be a list or a whole component:
     upper_optimizer={name: isgd, step: 1},maid. A key with one value is a plain override. All cells are checked before
-    the first one runs, each in a process of its own; one that fails does not stop the others.
+    the first one starts. Each cell runs in its own process and run directory; a failure does not stop the others.
 
-    The same command again goes on: finished cells are skipped, interrupted ones resumed, failed ones begun anew with
-    the old run kept in set-aside. The grid may have grown. blt compare DIR draws the runs.
+    Repeat the command to continue: finished cells are skipped, interrupted cells are resumed, and failed cells are
+    restarted, with the old run kept in set-aside. The grid may have grown. blt compare DIR plots the runs.
     """
     from bltoolbox.training.sweep.grid import parse_grid
     from bltoolbox.training.sweep.plan import Sweep, fresh_sweep_directory, plan
@@ -78,13 +82,13 @@ def sweep(
     else:
         print_table(facts)
     if signal is not None:
-        say(f"interrupted; the same command with -o {shlex.quote(str(found.path))} goes on")
+        say(f"interrupted; to continue, repeat the command with -o {shlex.quote(str(found.path))}")
         raise typer.Exit(128 + signal)
     raise typer.Exit(0 if all(cell["status"] == "finished" for cell in facts["cells"]) else 1)
 
 
 def _facts(sweep: Sweep) -> dict[str, Any]:
-    """What JSON says of a sweep; the best finished cell is chosen on the held-out images where there are some."""
+    """A sweep as JSON; the best finished cell is chosen on the held-out images, if there are any."""
     cells = [one.as_dict() for one in sweep.cells]
     best: dict[str, str | None] = {}
     for key in ("psnr_validation", "psnr_test"):

@@ -16,31 +16,33 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("watch")(watch)
+    """Register the commands of this file."""
+    app.command("watch", rich_help_panel="Look")(watch)
 
 
 def watch(
     directories: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN_DIR]...", help="Run directories or sweeps; the newest run under runs/."),
+        typer.Argument(
+            metavar="[RUN_DIR]...", help="Run directories or sweeps; default the newest run under runs/."
+        ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once instead of following.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state and exit.")] = False,
     every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Time between two looks.")
+        float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Time between two updates.")
     ] = 1.0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show how far runs are: loss, PSNR, the budget that is used and the time that is left.
+    """Follow the progress of runs.
 
     For example: blt watch runs/denoise/2026-01-31_12-00-00
 
-    It reads the run directories alone, so it may be started and stopped at any time, with Ctrl-C. It ends with the
-    runs, with exit code 0 when all of them have finished, else with 1. With --once or --json it looks once, and the
-    exit code is 0.
+    Shows loss, PSNR, the budget used and the time left. It only reads the run directories, so you can start and stop it
+    (Ctrl-C) at any time. It exits when the runs end: with code 0 if all of them finished, else with 1. With --once or
+    --json it prints the current state and exits with 0.
     """
-    from bltoolbox.runs.watch import Watched, find, goes_on, newest
+    from bltoolbox.runs.watch import Watched, find, is_active, newest
 
     named = directories or [newest(Path("runs"))]
     known: dict[Path, Watched] = {}
@@ -58,20 +60,20 @@ def watch(
 
     with WatchDisplay() as display:
         while True:
-            # Before the look: what a sweep starts after it is then seen next time.
-            more = goes_on(named)
+            # Asked first: a run that the sweep starts afterwards is seen in the next update.
+            more = is_active(named)
             snapshots = look()
             display.show(snapshots)
-            if once or not (more or any(one.going_on for one in snapshots)):
+            if once or not (more or any(one.active for one in snapshots)):
                 break
             time.sleep(every)
         display.end(snapshots)
     if not once:
-        _farewell(snapshots)
+        _report_unfinished(snapshots)
 
 
-def _farewell(snapshots: Sequence[Snapshot]) -> None:
-    """How they ended, where they did not end well."""
+def _report_unfinished(snapshots: Sequence[Snapshot]) -> None:
+    """Print how the runs ended that did not finish."""
     bad = [one for one in snapshots if one.state != "finished"]
     for one in bad:
         say(f"{one.name}: {one.status if one.status.startswith(one.state) else one.state}")

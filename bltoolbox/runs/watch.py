@@ -99,7 +99,7 @@ class Snapshot:
     summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
-    def going_on(self) -> bool:
+    def active(self) -> bool:
         return self.state in ("running", "starting")
 
     @property
@@ -222,7 +222,7 @@ def newest(root: Path) -> Path:
     return run.parent if (run.parent / SWEEP_FILE).is_file() and is_locked(run.parent) else run
 
 
-def goes_on(directories: Sequence[Path]) -> bool:
+def is_active(directories: Sequence[Path]) -> bool:
     """Whether a sweep among them may still start runs."""
     return any(not is_run(path) and is_locked(path) for path in directories)
 

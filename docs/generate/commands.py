@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import signal
+from itertools import chain, groupby, repeat
 from typing import Any
 
 import typer
@@ -16,22 +17,26 @@ from docs.generate.markdown import code, first_paragraph, prose, sentence, table
 INTRODUCTION = """
 # Commands
 
-Data goes to stdout, everything said to a person to stderr; `--json` is for scripts. Without `--debug` an error is one
-sentence. `blt COMMAND --help` says the same as this page.
+Data goes to stdout, messages go to stderr; `--json` is for scripts. An error is one sentence; `--debug` adds the
+traceback. `blt COMMAND --help` shows the same text as this page.
 """
 
 COMPLETION = """
-`blt --install-completion` teaches your shell to complete commands, kinds, component names, recipes and override keys.
+`blt --install-completion` adds shell completion for commands, kinds, component names, recipes and override keys.
 
-`BLT_PLUGINS=a,b` in the environment restricts the plugins to those named, `BLT_CACHE` is the folder of the cache.
-`BLT_NO_LOCK=1` accepts a file system without locks: then make sure yourself that one process writes to a directory.
+In the environment, `BLT_PLUGINS=a,b` restricts the plugins to those named, and `BLT_CACHE` sets the cache folder.
+`BLT_NO_LOCK=1` accepts a file system without locks; then make sure that only one process writes to a directory.
 """
 
 
 def page() -> str:
     found = command_line().commands
-    contents = [(f"[{name}](#{name})", _first_line(one)) for name, one in found.items()]
-    parts = [INTRODUCTION.strip(), table(("command", "what it does"), contents), COMPLETION.strip()]
+    contents = [
+        (one.rich_help_panel if first else "", f"[{name}](#{name})", _first_line(one))
+        for _, group in groupby(found.items(), key=lambda pair: pair[1].rich_help_panel)
+        for first, (name, one) in zip(chain([True], repeat(False)), group, strict=False)
+    ]
+    parts = [INTRODUCTION.strip(), table(("", "command", "what it does"), contents), COMPLETION.strip()]
     parts += ["## Exit codes", table(("code", "meaning"), exit_codes().items())]
     parts += [_command(name, one) for name, one in found.items()]
     return "\n\n".join(parts)
@@ -45,7 +50,7 @@ def command_line() -> Any:
 
 
 def exit_codes() -> dict[str, str]:
-    """What the errors say of themselves."""
+    """Exit codes and their meanings, from the docstrings of the errors."""
     known = [
         one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.BltError)
     ]
@@ -57,7 +62,7 @@ def exit_codes() -> dict[str, str]:
     codes[", ".join(stopped)] = (
         "Interrupted (Ctrl-C, SIGTERM); a run that had started has written a checkpoint: `blt resume`."
     )
-    codes[str(CLOSED)] = "Nobody reads the output any more, as when `blt list` is piped to `head -1`."
+    codes[str(CLOSED)] = "The reader of the output is gone, as when `blt list` is piped to `head -1`."
     return codes
 
 

@@ -75,7 +75,7 @@ class WatchDisplay:
         if len(snapshots) == 1:
             return one_run(snapshots[0], min(100, self.console.width))
         room = max(3, self.console.height - 6)
-        order = sorted(snapshots, key=lambda one: (not one.going_on, one.state == "finished"))
+        order = sorted(snapshots, key=lambda one: (not one.active, one.state == "finished"))
         chosen = snapshots if len(snapshots) <= room else order[:room]
         counts: dict[str, int] = {}
         for one in snapshots:
