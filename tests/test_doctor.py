@@ -92,10 +92,22 @@ class TestPackages:
         assert "torch torchvision" in found.remedy and "and so on" not in found.found and not rest.found
 
     @pytest.mark.parametrize(
-        ("older", "newer"), [("1.9", "1.10"), ("2.4.0", "2.4.1+cu128"), ("0.9.9rc1", "1.0")]
+        ("version", "requirement", "fits"),
+        [
+            ("1.9", "numpy>=1.10", False),
+            ("2.4.1+cu128", "numpy>=2.4.0", True),
+            ("1.0rc1", "numpy>=1.0", False),
+            ("1.1.dev3", "numpy>=1.0", True),
+            ("3.0", "numpy>=1.0,<3", False),
+            ("3.0", "numpy!=3.0", False),
+            ("1.0", "numpy>=2; python_version < '3'", True),
+        ],
     )
-    def test_versions_are_numbers(self, older: str, newer: str) -> None:
-        assert doctor._numbers(older) < doctor._numbers(newer)
+    def test_versions(
+        self, monkeypatch: pytest.MonkeyPatch, version: str, requirement: str, fits: bool
+    ) -> None:
+        monkeypatch.setattr(metadata, "version", lambda name: version)
+        assert subjects(self.requires(monkeypatch, requirement), Verdict.WRONG) == ([] if fits else ["numpy"])
 
 
 class TestComputing:

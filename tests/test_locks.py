@@ -112,11 +112,12 @@ def test_a_run_where_there_is_no_fcntl_and_no_descriptor_of_a_folder(tmp_path: P
     code = """
 import os, sys
 import torch, torchvision
-sys.modules["fcntl"] = None
+sys.modules["fcntl"] = sys.modules["resource"] = None
 for name in ("sysconf", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_DIRECTORY"):
     delattr(os, name)
 os.supports_dir_fd.clear()
-import bltoolbox.training.run_dir, bltoolbox.training.sweep.plan, bltoolbox.runs.history, blt_builtins.data.download, bltoolbox.cli
+import bltoolbox.training.run_dir, bltoolbox.training.sweep.plan, bltoolbox.runs.history
+import blt_builtins.data.download, bltoolbox.cli
 from bltoolbox.runs.locks import fcntl
 from bltoolbox import load_recipe, resume, run
 assert fcntl is None

@@ -28,7 +28,9 @@ def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         try:
             torch.zeros(1, device=device, dtype=torch.float64).sum().item()
         except Exception as error:
-            raise MissingError(f"device {name!r} cannot be used here; use auto, cpu or cuda") from error
+            raise MissingError(
+                f"device {name!r} cannot be used: it does not compute in float64 here; use auto, cpu or cuda"
+            ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MissingError(
             f"device {name!r} is not available: torch sees no CUDA device here; use device=cpu or auto"

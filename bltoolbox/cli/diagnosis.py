@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import os
 import platform
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 import bltoolbox
 from bltoolbox.config.cache import cache_folder
 from bltoolbox.config.registry import Registry
@@ -27,7 +29,8 @@ from bltoolbox.distributed.launch import processors
 from bltoolbox.errors import BltError
 from bltoolbox.runs.locks import NO_LOCK, acquire
 
-_REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[[^]]*\])?\s*\(?(?:>=\s*([\d.]+))?")
+#: Extras that are of no use to somebody who only runs recipes.
+_FOR_DEVELOPERS = frozenset({"test", "docs"})
 #: Less room than this is worth a word: checkpoints of a run with large images.
 _ROOM = 2 << 30
 #: What pictures a user may bring, by the names that Pillow has for the libraries behind them.
@@ -95,52 +98,52 @@ def _packages() -> Iterator[Finding]:
     modules: dict[str, list[str]] = {}
     for module, distributions in metadata.packages_distributions().items():
         for distribution in distributions:
-            modules.setdefault(_plain(distribution), []).append(module)
+            modules.setdefault(canonicalize_name(distribution), []).append(module)
     good = []
-    for requirement in metadata.requires("bltoolbox") or ():
-        wanted, _, condition = requirement.partition(";")
-        match = _REQUIREMENT.match(wanted)
-        if match is None:
-            continue
-        name, least = match[1], match[2]
-        extra = re.search(r"extra\s*==\s*['\"](\w+)['\"]", condition)
-        if extra and extra[1] != "tensorboard":
-            continue
+    for requirement, extra in _requirements():
         try:
-            version = metadata.version(name)
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            if extra:
-                yield Finding(
-                    name, Verdict.NOTE, "not installed", f"the logger of that name needs it: {_pip(extra[1])}"
-                )
-            else:
-                yield Finding(name, Verdict.WRONG, "not installed", f"pip install '{wanted.strip()}'")
+            yield _not_installed(requirement, extra)
             continue
-        if least and _numbers(version) < _numbers(least):
+        # Builds from source are pre-releases, which a specifier leaves out unless it is told otherwise.
+        if not requirement.specifier.contains(version, prereleases=True):
             yield Finding(
-                name,
+                requirement.name,
                 Verdict.WRONG,
-                f"{version} is older than {least}",
-                f"pip install --upgrade '{wanted.strip()}'",
+                f"{version} is installed, {requirement.specifier} is needed",
+                f"pip install --upgrade '{_plain(requirement)}'",
             )
-        elif reason := _import_error(modules.get(_plain(name), ())):
-            remedy = f"pip install --force-reinstall {'torch torchvision' if 'torch' in name else name}"
-            yield Finding(name, Verdict.WRONG, f"{version} cannot be imported: {reason}", remedy)
+        elif reason := _import_error(modules.get(canonicalize_name(requirement.name), ())):
+            together = "torch torchvision" if "torch" in requirement.name else requirement.name
+            remedy = f"pip install --force-reinstall {together}"
+            yield Finding(requirement.name, Verdict.WRONG, f"{version} cannot be imported: {reason}", remedy)
         else:
-            good.append(f"{name} {version}")
+            good.append(f"{requirement.name} {version}")
     yield Finding("packages", Verdict.OK, ", ".join(good))
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def _requirements() -> Iterator[tuple[Requirement, str]]:
+    """What has to be installed on this system, and what an extra for users adds, with the name of that extra."""
+    extras = metadata.metadata("bltoolbox").get_all("Provides-Extra") or []
+    for text in metadata.requires("bltoolbox") or ():
+        requirement = Requirement(text)
+        for extra in ("", *sorted(set(extras) - _FOR_DEVELOPERS)):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                yield requirement, extra
+                break
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", re.split(r"[a-z+]", version, maxsplit=1)[0])))
+def _not_installed(requirement: Requirement, extra: str) -> Finding:
+    if extra:
+        remedy = f"needed only for {extra}: pip install 'bltoolbox[{extra}]'"
+        return Finding(requirement.name, Verdict.NOTE, "not installed", remedy)
+    return Finding(requirement.name, Verdict.WRONG, "not installed", f"pip install '{_plain(requirement)}'")
 
 
-def _pip(extra: str) -> str:
-    return f"pip install 'bltoolbox[{extra}]'"
+def _plain(requirement: Requirement) -> str:
+    """As a user would write it, without the conditions under which it holds."""
+    return f"{requirement.name}{requirement.specifier}"
 
 
 def _import_error(modules: Iterable[str]) -> str:

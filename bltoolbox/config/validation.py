@@ -2,6 +2,10 @@
 
 Numbers are read generously and exactly: a float may be written as a whole number or as a fraction (``25/255``), a whole
 number as ``1e5``; a boolean is never a number, and NaN and infinity are refused unless the annotation is ``IsNotNan``.
+
+Not by pydantic: it validates classes, and these signatures are plain data from a cache, so that no plugin (nor torch)
+is imported to check a recipe. Models built from them would cost 0.13 s more (measured: 0.11 s import, 0.02 s for twelve
+models), and each of their errors would still have to be worded anew and the registry asked for components.
 """
 
 from __future__ import annotations

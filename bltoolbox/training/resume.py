@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 import bltoolbox
 from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_json, read_text
@@ -73,7 +74,7 @@ def _refuse_other(path: Path) -> None:
 def _refuse_newer(path: Path) -> None:
     """A newer version may mean other things by the same words."""
     written = str(_environment(path).get("bltoolbox", "0"))
-    if _number(written) > _number(bltoolbox.__version__):
+    if _version(written) > _version(bltoolbox.__version__):
         raise BltError(
             f"{path} was written by bltoolbox {written}, newer than this one ({bltoolbox.__version__});"
             " update to resume it"
@@ -113,8 +114,12 @@ def _given(path: Path) -> str:
         return ""
 
 
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version)[:3])
+def _version(text: str) -> Version:
+    """Of what env.json says, which may be anything."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return Version("0")
 
 
 def _only_budgets_grow(before: Recipe, after: Recipe) -> None:

@@ -2,6 +2,9 @@
 
 A signal to the sweep is passed on to its runs, which write their checkpoints. Runs have sessions of their own: a Ctrl-C
 reaches them once, through the sweep, and they outlive a sweep that is killed; the next one waits for them.
+
+Not by ``concurrent.futures``: one killed worker breaks a whole pool of processes, its workers die with the sweep, and
+a pool of threads would only wait for the same processes, which still have to be started, signalled and found again.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ An archive grows as ``NAME.part``. A download that broke off goes on from there 
 it, else it starts again; nothing counts before its MD5 sum is right. The archive is unpacked beside its destination
 and renamed, so that a folder is there completely or not at all. Whatever goes wrong is a ``MissingError`` that says
 what to do.
+
+By hand, over urllib (which uses the proxies of the environment), because neither torchvision's ``download_url`` nor
+pooch resumes a download or bounds its size, and torchvision's has no timeout and tries plain HTTP where HTTPS fails.
 """
 
 from __future__ import annotations
