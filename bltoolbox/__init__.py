@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bltoolbox.api import resume, run
     from bltoolbox.config.recipe import load_recipe
+    from bltoolbox.reports.figures import plot, show_images
     from bltoolbox.restoration.model import Model, solve
     from bltoolbox.restoration.results import RunResult
     from bltoolbox.training.experiment import Experiment
@@ -21,15 +22,28 @@ __version__ = "0.1.0"
 #: When this package was imported: components come later, so a file older than this is what was imported from it.
 IMPORTED_AT = time.time()
 
-__all__ = ["Experiment", "Model", "RunResult", "__version__", "load_recipe", "resume", "run", "solve"]
+__all__ = [
+    "Experiment",
+    "Model",
+    "RunResult",
+    "__version__",
+    "load_recipe",
+    "plot",
+    "resume",
+    "run",
+    "show_images",
+    "solve",
+]
 
 _HOMES = {
     "Experiment": "bltoolbox.training.experiment",
     "Model": "bltoolbox.restoration.model",
     "RunResult": "bltoolbox.restoration.results",
     "load_recipe": "bltoolbox.config.recipe",
+    "plot": "bltoolbox.reports.figures",
     "resume": "bltoolbox.api",
     "run": "bltoolbox.api",
+    "show_images": "bltoolbox.reports.figures",
     "solve": "bltoolbox.restoration.model",
 }
 

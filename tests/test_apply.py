@@ -167,9 +167,13 @@ REFUSALS: dict[str, tuple[list[str], int, str]] = {
     "no pictures": (["toy.safetensors", "empty"], 2, "there is no picture in empty"),
     "noise": (["toy.safetensors", "a.png", "--noise", "loud"], 2, "no noise level"),
     "no noise": (["toy.safetensors", "a.png", "--noise", "0"], 2, "no noise level"),
-    "tol": (["toy.safetensors", "a.png", "--tol", "0"], 2, "tol 0 is no accuracy"),
-    "truth": (["toy.safetensors", "a.png", "--truth", "none.png"], 2, "none.png to compare with"),
-    "one truth": (["toy.safetensors", "a.png", "b.png", "--truth", "a.png"], 2, "one file, for 2 pictures"),
+    "tol": (["toy.safetensors", "a.png", "--tol", "0"], 2, "--tol 0 is out of range"),
+    "truth": (["toy.safetensors", "a.png", "--truth", "none.png"], 2, "no file or folder none.png"),
+    "one truth": (
+        ["toy.safetensors", "a.png", "b.png", "--truth", "a.png"],
+        2,
+        "one file, but there are 2 pictures",
+    ),
     "one file": (["toy.safetensors", "a.png", "b.png", "-o", "c.png"], 2, "one file, for 2 pictures"),
     "a format": (["toy.safetensors", "a.png", "-o", "c.gif"], 2, "files .gif are not written"),
     "a file as folder": (["toy.safetensors", "a.png", "-o", "some.txt"], 2, "name a folder"),
@@ -212,7 +216,7 @@ def test_a_refusal_is_a_sentence_and_writes_nothing(name: str, blt_here: Call, h
 def test_noise_levels_are_said(blt_here: Call) -> None:
     save("a.png", 64, 64)
     done = blt_here("apply", "toy.safetensors", "a.png", "--noise", "10", "-o", "ten.png")
-    assert "noise 10 is above 1, so it is taken as 10/255" in done.err
+    assert "noise 10 is above 1; using 10/255" in done.err
     assert "noise 10/255" in done.err
     done = blt_here("apply", "toy.safetensors", "a.png", "--noise", "auto", "-o", "auto.png")
     assert "(estimated)" in done.err

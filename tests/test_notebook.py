@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_report import TINY
 
-from bltoolbox import RunResult, load_recipe, run
+from bltoolbox import RunResult, load_recipe, plot, run, show_images
 from bltoolbox.errors import BltError
 from bltoolbox.reports.notebook import html_table, progress
 
@@ -41,17 +41,17 @@ def test_tables_have_the_figures(result: RunResult) -> None:
 
 
 def test_figures_show_themselves(result: RunResult, tmp_path: Path) -> None:
-    for figure in (result.plot(), result.images()):
+    for figure in (plot(result), show_images(result)):
         assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
         figure.savefig(tmp_path / "figure.pdf")
-    assert [axes.get_title() for axes in result.plot().axes][-1] == "PSNR in dB"
-    assert len(result.images().axes) == 4 * 4, "true, measured, baseline and restored of four images"
+    assert [axes.get_title() for axes in plot(result).axes][-1] == "PSNR in dB"
+    assert len(show_images(result).axes) == 4 * 4, "true, measured, baseline and restored of four images"
 
 
-def test_what_cannot_be_shown_is_said() -> None:
+def test_a_run_without_images_is_a_sentence() -> None:
     result = run(load_recipe("smoke", [*FEW, "evaluation=null", "baseline=null", "validation={count: 0}"]))
-    with pytest.raises(BltError, match="no image to show"):
-        result.images()
+    with pytest.raises(BltError, match="no images to show"):
+        show_images(result)
     assert "PSNR" not in repr(result) and "PSNR" not in result._repr_html_()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from bltoolbox.errors import UsageError
 from bltoolbox.restoration.variational import split
 from bltoolbox.runs.files import write_bytes
 
@@ -21,7 +22,7 @@ _INK, _ACCENT, _SECOND = "#1f2933", "#2563eb", "#d9480f"
 
 
 def draw(result: RunResult, folder: Path) -> list[Path]:
-    """Everything there is to draw, as PNG files in ``folder``."""
+    """Write all figures of a run as PNG files to ``folder``."""
     figures = {"restored.png": restored(result), "curves.png": curves(result), "filters.png": filters(result)}
     written = []
     for name, figure in figures.items():
@@ -33,8 +34,26 @@ def draw(result: RunResult, folder: Path) -> list[Path]:
     return written
 
 
+def plot(result: RunResult) -> Figure:
+    """Loss and PSNR of a run against computations, as a figure that notebooks display."""
+    figure = curves(result)
+    if figure is None:
+        raise UsageError("nothing to plot: the run completed no step; raise its budget")
+    return figure
+
+
+def show_images(result: RunResult) -> Figure:
+    """Evaluation images of a run: clean, measured, baseline and restored, as a figure that notebooks display."""
+    figure = restored(result)
+    if figure is None:
+        raise UsageError(
+            "no images to show: the recipe has no evaluation data; add evaluation: {name: photos}"
+        )
+    return figure
+
+
 def restored(result: RunResult) -> Figure | None:
-    """Clean, measured, (baseline) and restored, one evaluation image a row."""
+    """Clean, measured, baseline (if there is one) and restored: one row per evaluation image."""
     evaluation, baseline = result.evaluation, result.baseline
     if evaluation is None or not evaluation.images:
         return None
@@ -67,7 +86,7 @@ def curves(result: RunResult) -> Figure | None:
     left, right = figure.subplots(1, 2)
     cost = [record["computations"] for record in history]
     loss = [record["loss"] for record in history]
-    left.plot(cost, loss, color=_ACCENT, alpha=0.35, linewidth=0.8, label="a step")
+    left.plot(cost, loss, color=_ACCENT, alpha=0.35, linewidth=0.8, label="per step")
     left.plot(cost, _smooth(loss), color=_ACCENT, linewidth=1.6, label="running mean")
     left.set_yscale("log")
     left.yaxis.set_major_formatter("{x:g}")
@@ -95,7 +114,7 @@ def curves(result: RunResult) -> Figure | None:
 
 
 def filters(result: RunResult) -> Figure | None:
-    """What the regularizer wants to show of θ, e.g. its filters, most important first."""
+    """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
     regularizer = result.model.problem.regularizer
     pictures = regularizer.pictures(split(result.theta, "regularizer"))
     if pictures is None:
@@ -122,7 +141,7 @@ def _figure(width: float, height: float) -> Figure:
 
 @cache
 def _shown_figure() -> type[Figure]:
-    """A figure that a notebook shows by itself, whatever backend it has."""
+    """A figure that a notebook displays with any backend."""
     from matplotlib.figure import Figure
 
     class ShownFigure(Figure):
