@@ -1,4 +1,8 @@
-"""Problems with known answers, for our tests and for those of plugin authors."""
+"""Problems with known solutions and the conformance suite, for our tests and those of plugin authors.
+
+May import every room but ``reports``. Plugins may import it. A change here can break the tests of other people's plugins, and what ``blt
+check`` accepts.
+"""
 
 from bltoolbox.testing.problems import (
     Gain,
