@@ -92,7 +92,7 @@ class Optimist(LowerSolver):
         self.part = part
         self.broken = broken
 
-    def init(self, lower: Lower, x0: Tensor) -> Claim:
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> Claim:
         return Claim(x0, self.part * norm(lower.gradient(x0)))
 
     def step(self, lower: Lower, state: Claim) -> Claim:

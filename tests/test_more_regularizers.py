@@ -55,7 +55,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def params(regularizer: Regularizer, channels: int = SHAPE[0]) -> dict[str, Tensor]:
     """Admissible parameters away from their symmetric start."""
-    theta = regularizer.init_params(channels, keyed_generator(0))
+    theta = regularizer.init_params((channels, *SHAPE[1:]), keyed_generator(0))
     moved = {
         name: value + 0.3 * normal(*value.shape, seed=k) for k, (name, value) in enumerate(theta.items())
     }

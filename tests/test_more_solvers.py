@@ -114,7 +114,7 @@ def test_alone_or_in_a_batch_is_the_same(solver: LowerSolver) -> None:
 @every_solver
 def test_a_state_can_be_compacted(solver: LowerSolver) -> None:
     lower, index = mixed_batch(), torch.tensor([3, 0])
-    state = solver.init(lower, lower.start())
+    state = solver.init(lower, lower.start(), {})
     for _ in range(4):
         state = solver.step(lower, state)
     after, before = take(solver.step(lower, state), index), solver.step(lower.take(index), take(state, index))
@@ -128,7 +128,7 @@ def test_a_state_can_be_compacted(solver: LowerSolver) -> None:
 def test_leaves_its_arguments_alone_and_repeats_itself(solver: LowerSolver) -> None:
     lower = foe_problem()
     x0 = lower.start()
-    state = solver.step(lower, solver.init(lower, x0))
+    state = solver.step(lower, solver.init(lower, x0, {}))
     copies = {field.name: getattr(state, field.name).clone() for field in fields(state)}
     start, y = x0.clone(), lower.y.clone()
     first, second = solver.step(lower, state), solver.step(lower, state)
@@ -149,7 +149,7 @@ def test_float32_stalls_below_its_floor_and_never_claims_more(solver: LowerSolve
 @every_solver
 def test_the_energy_never_rises(solver: LowerSolver) -> None:
     lower = foe_problem()
-    state = solver.init(lower, lower.start())
+    state = solver.init(lower, lower.start(), {})
     energy = lower.energy(state.x)
     for _ in range(40):
         state = solver.step(lower, state)
@@ -183,7 +183,7 @@ def test_gd_contracts_by_its_rate() -> None:
     assert lower.lipschitz is not None
     exact = regularizer.solution(initial(regularizer), y)
     solver = GradientDescent()
-    state = solver.init(lower, y)
+    state = solver.init(lower, y, {})
     for _ in range(30):
         before = norm(state.x - exact)
         state = solver.step(lower, state)
@@ -229,7 +229,7 @@ def test_lbfgs_takes_no_pair_of_negative_curvature() -> None:
 def test_newton_converges_with_its_order(forcing: float, order: float) -> None:
     lower = lower_level(small_foe(nu=0.05), noisy(2))
     solver = NewtonCG(forcing=forcing)
-    state = solver.init(lower, lower.start())
+    state = solver.init(lower, lower.start(), {})
     history = [state.residual]
     while bool((history[-1] > 1e-9).any()):
         state = solver.step(lower, state)

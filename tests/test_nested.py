@@ -175,7 +175,10 @@ def test_a_part_may_not_have_an_object_as_default() -> None:
 
 def test_traits() -> None:
     traits = load_registry().get("lower_solver", "mm").signature().traits
-    assert traits.requires == {"regularizer": ("analyse", "synthesise", "majorant")}
+    assert traits.requires == {
+        "regularizer": ("analyse", "synthesise", "majorant"),
+        "data_term": ("majorant",),
+    }
     assert "handles_constraint" not in traits.flags
     assert "handles_constraint" in load_registry().get("lower_solver", "agd").signature().traits.flags
     foe = load_registry().get("regularizer", "foe").signature().traits

@@ -285,7 +285,7 @@ def test_other_settings_are_refused(colour: Model) -> None:
 
 def blurred(clean: np.ndarray, operator: Blur) -> np.ndarray:
     x = torch.from_numpy(clean).permute(2, 0, 1).unsqueeze(0)
-    return operator.apply(x, {})[0].permute(1, 2, 0).numpy()
+    return operator.apply(x, {}, {})[0].permute(1, 2, 0).numpy()
 
 
 def test_another_kernel(colour: Model) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.config.block import Block
-from bltoolbox.config.cache import cache_folder, cached_signature
+from bltoolbox.config.cache import cache_folder
 from bltoolbox.config.describe import Undescribable, construct, describe
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.signatures import Signature
@@ -365,7 +365,7 @@ def test_a_class_older_than_its_file_is_not_remembered(ask: Any, tmp_path: Path)
     registered = load_registry().get("sampler", "toy")
     registered.load()
     (site / "toy_heavy.py").write_text(HEAVY.replace("= 1", "= 2"))
-    assert cached_signature(registered).parameters[0].default == 1
+    assert registered.signature().parameters[0].default == 1
     assert call() == (2, "imported")
 
 

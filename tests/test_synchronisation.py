@@ -62,7 +62,7 @@ def test_the_counter_sees_what_it_is_meant_to_see() -> None:
 def test_an_iteration_makes_no_host_wait(solver: str) -> None:
     lower, method = lower_level(small_foe(), noisy(3)), SOLVERS[solver]
     with torch.no_grad():
-        state = method.init(lower, lower.start())
+        state = method.init(lower, lower.start(), {})
         with Waits() as waits:
             for _ in range(3):
                 state = method.step(lower, state)

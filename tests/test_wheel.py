@@ -45,10 +45,12 @@ def test_wheel_and_sdist_hold_what_they_should_and_nothing_else(built: Path, tmp
     (wheel,) = built.glob("*.whl")
     (sdist,) = built.glob("*.tar.gz")
     inside = names(wheel)
-    templates = {f"bltoolbox/templates/components/{kind}.py.tmpl" for kind in KINDS}
+    templates = {f"bltoolbox/cli/templates/components/{kind}.py.tmpl" for kind in KINDS}
     recipes = {f"bltoolbox/recipes/{name}.yaml" for name in shipped_recipes()}
-    models = {f"bltoolbox/models/{path.name}" for path in shipped_models().values()}
-    models |= {name.replace(".safetensors", ".md") for name in models} | {"bltoolbox/models/README.md"}
+    models = {f"bltoolbox/restoration/weights/{path.name}" for path in shipped_models().values()}
+    models |= {name.replace(".safetensors", ".md") for name in models} | {
+        "bltoolbox/restoration/weights/README.md"
+    }
     assert (
         templates | recipes | models | {"bltoolbox/py.typed", "blt_builtins/lower_solvers/agd.py"} <= inside
     )

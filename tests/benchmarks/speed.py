@@ -245,7 +245,7 @@ class Bench:
 
         def stepping(solver: LowerSolver) -> Callable[[], object]:
             solve(solver, self.lower, self.lower.start(), 10.0)  # compiled, and memory at hand
-            state = solver.step(self.lower, solver.init(self.lower, self.lower.start()))
+            state = solver.step(self.lower, solver.init(self.lower, self.lower.start(), {}))
             return lambda: solver.step(self.lower, state)
 
         with torch.no_grad():

@@ -13,6 +13,7 @@ from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,
     Untouched,
+    fail,
     holds,
     normal,
     require,
@@ -219,4 +220,14 @@ def check_respected(subject: Subject) -> None:
 
 
 def _normal_map(operator: Operator, theta: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda v: operator.adjoint(operator.apply(v, theta, {}), theta, {})
+    """v ↦ AᵀA v, the adjoint by autograd: a wrong ``adjoint`` is the business of another property."""
+
+    def product(v: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = torch.zeros_like(v).requires_grad_()
+            image = operator.apply(leaf, theta, {})
+        if not image.requires_grad:
+            fail("apply is not differentiable in x; avoid detach, .item() and no_grad")
+        return torch.autograd.grad(image, leaf, operator.apply(v, theta, {}))[0]
+
+    return product
