@@ -13,7 +13,7 @@ from torch import Tensor
 from blt_builtins.lower_solvers.agd import AGD
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.problem import Lower
-from bltoolbox.bilevel.records import Status, Theta
+from bltoolbox.bilevel.records import Rows, Status, Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import expand, norm
 from bltoolbox.testing import Tikhonov

@@ -1,7 +1,8 @@
-"""Problems with known solutions and the conformance suite, for our tests and those of plugin authors.
+"""Problems with known answers and the conformance suite, for our tests and for those of plugin authors.
 
-May import every room but ``reports``. Plugins may import it. A change here can break the tests of other people's plugins, and what ``blt
-check`` accepts.
+May import every room but reports and the command line; nothing but ``blt check`` and tests imports it. A change here
+can let a wrong component pass, or refuse a right one, in the tests of every author: each property has a component that
+breaks it in tests/test_conformance_catches.py.
 """
 
 from bltoolbox.testing.problems import (
