@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from bltoolbox import resume, run
+from bltoolbox.bilevel.warm_starts import Stores
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.restoration.model import read_theta
-from bltoolbox.training.checkpoint import MAGIC, read_checked, write_checked
+from bltoolbox.training.checkpoint import MAGIC, Checkpoints, read_checked, write_checked
 
 torch.set_num_threads(1)
 FORK = multiprocessing.get_context("fork")
@@ -210,3 +211,15 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_code(
     resume(stopped)
     start("isgd", whole, steps=120, every=60)
     assert_same(whole, stopped)
+
+
+def test_adjoints_of_an_older_checkpoint_are_warm_starts_again(tmp_path: Path) -> None:
+    kept = Stores(2)
+    kept["memory.adjoint"].put([0, 1], torch.tensor([[1.0], [2.0]]))
+    Checkpoints(tmp_path, kept).save({"step": 1})
+    (segment,) = tmp_path.glob("warm-*.ckpt")
+    write_checked(segment, {"adjoints": read_checked(segment)["memory.adjoint"]})
+    again = Stores(2)
+    Checkpoints(tmp_path, again).load()
+    assert set(again) == {"memory.adjoint"}
+    assert again["memory.adjoint"].get([0, 1], torch.zeros(2, 1)).flatten().tolist() == [1.0, 2.0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel import warm_starts as stores
 from bltoolbox.bilevel.transfers import Arrival
-from bltoolbox.bilevel.warm_starts import Store, park
+from bltoolbox.bilevel.warm_starts import Store, Stores, park
 
 SHAPE = (3, 5, 4)
 
@@ -46,6 +46,22 @@ def test_what_is_rolled_back_never_was(store: Store) -> None:
         store.rollback()
         assert values(store, 0, 1, 2, 3) == [1, 2, -1, -1]
         assert store.changes == 0 and store.known.tolist() == [True, True, False, False]
+
+
+def test_a_store_made_within_a_transaction_is_part_of_it(tmp_path: Path) -> None:
+    kept = Stores(3)
+    kept["solutions"].put([0], rows(1))
+    kept.lie_in(tmp_path)
+    with pytest.raises(RuntimeError), kept.transaction():
+        kept["solutions"].put([0], rows(2))
+        kept["memory.adjoint"].put([0, 1], rows(3, 4))
+        raise RuntimeError
+    assert values(kept["solutions"], 0) == [1]
+    assert values(kept["memory.adjoint"], 0, 1) == [-1, -1] and kept["memory.adjoint"].changes == 0
+    with kept.transaction():
+        kept["memory.adjoint"].put([1], rows(5))
+    assert values(kept["memory.adjoint"], 0, 1) == [-1, 5]
+    assert {store.folder for store in kept.values()} == {tmp_path}
 
 
 def test_what_is_committed_stays_through_later_rollbacks(store: Store) -> None:
