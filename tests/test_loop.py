@@ -96,7 +96,7 @@ class Optimist(LowerSolver):
         return Claim(x0, self.part * norm(lower.gradient(x0)))
 
     def step(self, lower: Lower, state: Claim) -> Claim:
-        assert lower.lipschitz is not None
+        assert lower.bounded
         step = lower.gradient(state.x) / expand(lower.lipschitz, state.x)
         x = state.x if self.broken else state.x - step
         return replace(state, x=x, residual=self.part * norm(lower.gradient(x)))

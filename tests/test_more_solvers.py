@@ -180,7 +180,7 @@ def test_gd_keeps_to_a_constraint(known: bool, constraint: str) -> None:
 def test_gd_contracts_by_its_rate() -> None:
     regularizer, y = Tikhonov(weight=20, condition=100), noisy(2)
     lower = lower_level(regularizer, y)
-    assert lower.lipschitz is not None
+    assert lower.bounded
     exact = regularizer.solution(initial(regularizer), y)
     solver = GradientDescent()
     state = solver.init(lower, y, {})

@@ -70,7 +70,7 @@ class TestAccuracy:
             assert set(solution.status) == {Status.CONVERGED}
             assert solution.x.dtype == dtype
             assert (solution.residual <= tol).all()
-            scale = 1 if lower.lipschitz is None else float(lower.lipschitz.max())
+            scale = float(lower.lipschitz.max()) if lower.bounded else 1
             recomputed = norm(lower.gradient(solution.x))
             torch.testing.assert_close(solution.residual, recomputed, rtol=1e-4, atol=100 * rounding * scale)
 

@@ -114,13 +114,13 @@ def test_what_an_operator_holds_is_copied_once(name: str, tmp_path: Path) -> Non
     options = {} if name == "blur" else {"mask": str(tmp_path / "mask.npy")}
     operator = load_registry().get("operator", name).load()(**options)
     x = torch.rand(2, 2 if name == "mri" else 3, 8, 8)
-    first = operator.apply(x, {})
+    first = operator.apply(x, {}, {})
     with Copies() as counted:
-        again = operator.adjoint(operator.apply(x, {}), {})
+        again = operator.adjoint(operator.apply(x, {}, {}), {}, {})
     assert counted.count == 0 and first.dtype == again.dtype == torch.float32
     with torch.inference_mode():
-        operator.apply(x.double(), {})
-    operator.apply(x.double().requires_grad_(), {}).square().sum().backward()
+        operator.apply(x.double(), {}, {})
+    operator.apply(x.double().requires_grad_(), {}, {}).square().sum().backward()
 
 
 class Copies(TorchDispatchMode):
