@@ -2,7 +2,7 @@
 
     from bltoolbox import load_recipe, resume, run
 
-A run with a directory gets its figures and its report here; ``training`` knows nothing of them.
+Figures and reports of a run are added here; ``training`` does not know about them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def run(
     ranks: Ranks = ALONE,
     progress: bool = False,
 ) -> RunResult:
-    """Run a recipe: an object, a file or a shipped recipe's name. Writes to ``out`` if given, else nothing.
+    """Run a recipe: an object, a file or the name of a shipped recipe. Writes only if ``out`` is given.
 
-    With ``progress`` there is a bar on the terminal or in the notebook.
+    ``progress`` shows a bar on the terminal or in the notebook.
 
     On several ranks (``with ranks.joined() as ranks``) each process calls this; rank 0 writes and reports.
     """

@@ -1,4 +1,4 @@
-"""Everything that can be said to a user: one sentence, and the exit code that goes with it."""
+"""Errors as one sentence for the user, each with its exit code."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class BudgetExhausted(BltError):
 
 
 class UsageError(BltError):
-    """The command line cannot be understood or would clobber something (exit code 2)."""
+    """The command line is wrong or would overwrite something (exit code 2)."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a recipe, and where it stands."""
+    """One problem of a recipe, with its position."""
 
     message: str
     file: str = "<recipe>"
@@ -44,7 +44,7 @@ class Problem:
 
 
 class RecipeError(BltError):
-    """A recipe is invalid (exit code 3); carries every problem found, not only the first."""
+    """A recipe is invalid (exit code 3); contains every problem, not only the first."""
 
     exit_code = 3
 
@@ -54,16 +54,16 @@ class RecipeError(BltError):
 
 
 class MissingError(BltError):
-    """A component, dependency or device is not there (exit code 4)."""
+    """A component, dependency or device is missing (exit code 4)."""
 
     exit_code = 4
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether no memory was left; Python, NumPy, CUDA and the CPU each report it in another way."""
+    """Whether the error means out of memory; Python, NumPy, CUDA and the CPU report it differently."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # By name, as torch is not imported here.
+    # By name, since torch is not imported here.
     named = any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__)
     cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or named or cpu
@@ -84,7 +84,7 @@ def explain(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def refusing_misfits(where: str) -> Iterator[None]:
-    """Turn what code trips over in the state of another recipe or version into one sentence."""
+    """Turn errors caused by state of another recipe or version into one sentence."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -2,8 +2,8 @@
 
     from bltoolbox.plugin import Component, Regularizer, hookimpl
 
-``Component`` and ``hookimpl`` are here at once; everything else is loaded on first use, so that the module an entry
-point names stays light and imports no torch.
+``Component`` and ``hookimpl`` are available at once; everything else is loaded on first use, so that the module an
+entry point names stays light and imports no torch.
 """
 
 from __future__ import annotations
@@ -209,13 +209,15 @@ _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["Component", "hookimpl", *sorted(_WHERE)]
 
 
-# Hidden from type checkers, which would otherwise believe that every name is here.
+# Hidden from type checkers, which would otherwise accept every name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         module = _WHERE.get(name)
         if module is None:
-            raise AttributeError(f"bltoolbox.plugin has no {name!r}; see docs/plugin-api.md for what it has")
+            raise AttributeError(
+                f"bltoolbox.plugin has no {name!r}; docs/plugin-api.md lists what it provides"
+            )
         return getattr(importlib.import_module(module), name)
 
 

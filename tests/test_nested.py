@@ -169,7 +169,7 @@ def test_a_part_may_not_have_an_object_as_default() -> None:
     class Odd(Regularizer):
         def __init__(self, part: Regularizer = 3) -> None: ...  # type: ignore[assignment]
 
-    with pytest.raises(Undescribable, match="'part' of Odd has a default that its own annotation refuses"):
+    with pytest.raises(Undescribable, match="'part' of Odd has a default that violates its annotation"):
         describe(Odd)
 
 

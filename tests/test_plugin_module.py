@@ -22,7 +22,8 @@ AUTHORS = sorted(
 
 
 def _imports_for_type_checkers() -> dict[str, str]:
-    """Names with the modules that ``if TYPE_CHECKING`` takes them from; each under its own name, to be re-exported."""
+    """Names with the modules that ``if TYPE_CHECKING`` takes them from; each under its own name, to be
+    re-exported."""
     tree = ast.parse(Path(plugin.__file__).read_text(encoding="utf-8"))
     found: dict[str, str] = {}
     for node in tree.body:
@@ -52,9 +53,7 @@ def test_every_name_resolves_to_what_its_module_defines(name: str) -> None:
 
 
 def test_other_names_are_refused_with_a_sentence() -> None:
-    with pytest.raises(
-        AttributeError, match=r"bltoolbox\.plugin has no 'LowerLevel'; see docs/plugin-api\.md"
-    ):
+    with pytest.raises(AttributeError, match=r"bltoolbox\.plugin has no 'LowerLevel'; docs/plugin-api\.md"):
         plugin.LowerLevel  # noqa: B018
     assert set(plugin.__all__) <= set(dir(plugin))
 

@@ -1,11 +1,11 @@
 """The roles: what the author of a plugin implements.
 
 A component is one plain class. Its ``__init__`` parameters, with their annotations and defaults, are its whole
-configuration: validation, ``blt show`` and the docs come from the signature. Components hold no hidden state and never
-change their arguments; whatever evolves is returned.
+configuration: validation, ``blt show`` and the docs come from the signature. Components hold no hidden state and
+never change their arguments; whatever evolves is returned.
 
-Every quantity is per sample. Batched tensors have the sample as first dimension; energies, residuals, tolerances, step
-sizes and Lipschitz constants have shape ``(B,)``, and nothing may depend on which samples share a batch.
+Every quantity is per sample. Batched tensors have the sample as first dimension; energies, residuals, tolerances,
+step sizes and Lipschitz constants have shape ``(B,)``, and nothing may depend on which samples share a batch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Role(ABC):
         """Options that ``blt check`` tries the component with; its defaults unless overridden.
 
         Written by a component with a parameter that has no default, or whose defaults take long. Files that it needs
-        may be made in ``folder``, which is empty and temporary. A nested component is ``{"name": …}``, as in a recipe.
+        may be made in ``folder``, which is empty and temporary. A nested component is ``{"name": …}``, as in a
+        recipe.
         """
         return {}
 
@@ -134,7 +135,8 @@ class Problem(Role):
 
 
 class SolverState(Protocol):
-    """A frozen dataclass of tensors whose first dimension is the sample (None is allowed), with at least these two."""
+    """A frozen dataclass of tensors whose first dimension is the sample (None is allowed), with at least these
+    two."""
 
     @property
     def x(self) -> Tensor: ...
@@ -245,8 +247,8 @@ class Oracle(Protocol):
         """z(θ) and f(θ), the lower level solved with ``effort`` and the linear system of the hypergradient with
         ``adjoint``.
 
-        With ``bound`` also ω ≥ ‖z − ∇f‖ and bounds of f (estimated or certified); with ``together`` all iterates are updated from their
-        values before, as simultaneous single-loop methods do.
+        With ``bound`` also ω ≥ ‖z − ∇f‖ and bounds of f (estimated or certified); with ``together`` all iterates are
+        updated from their values before, as simultaneous single-loop methods do.
         """
         ...
 
@@ -297,8 +299,9 @@ class Logger(Role, Listener):
     reached belongs into ``started``. A package that is not installed is refused with a ``MissingError`` in the
     constructor, before the run. A logger that fails is told nothing more, with one warning, and the run goes on.
 
-    A recipe may come from someone else, so a parameter of type ``Path`` is a place in the run directory, and any other
-    place is refused; write there with ``bltoolbox.runs.files``, whose functions take the run directory as ``within``.
+    A recipe may come from someone else, so a parameter of type ``Path`` is a place in the run directory, and any
+    other place is refused; write there with ``bltoolbox.runs.files``, whose functions take the run directory as
+    ``within``.
     """
 
     kind = "logger"

@@ -25,7 +25,7 @@ class Block:
 
 
 def plain(value: Any) -> Any:
-    """A validated value as JSON and YAML hold it."""
+    """A validated value as plain data for JSON and YAML."""
     if isinstance(value, Block):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):

@@ -1,7 +1,7 @@
 """Signatures on disk, so that ``validate`` and ``show`` need not import torch a second time.
 
-An entry holds the hashes of the files it was read from (the class, its bases, its settings); it counts only while they
-are unchanged. A cache that cannot be read or written is no cache: nothing is said about it.
+An entry contains the hashes of the files it was read from (the class, its bases, its settings) and is valid only
+while they are unchanged. A cache that cannot be read or written is silently ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bltoolbox.config.reading import open_file, read_json
 from bltoolbox.config.signatures import Signature
 from bltoolbox.errors import MissingError
 
-#: To be raised whenever the same class would be described otherwise than before.
+#: Increase it whenever the description of an unchanged class changes.
 FORMAT = 2
 
 
@@ -36,10 +36,10 @@ def cache_folder() -> Path:
 def cached_signature(target: str, load: Callable[[], type[Any]], owner: str) -> Signature:
     """The signature of a component, from the cache if its files are unchanged, else from the imported class.
 
-    ``owner`` is what a message calls it.
+    ``owner`` is its name in messages.
     """
     module = target.partition(":")[0]
-    # A class imported before its file was edited is described, but not remembered.
+    # A class imported before its file was edited is described but not cached.
     fresh = module not in sys.modules or _untouched(module)
     entry = _entry(target)
     if entry is not None and (signature := _read(entry)) is not None:
@@ -57,22 +57,22 @@ def cached_signature(target: str, load: Callable[[], type[Any]], owner: str) -> 
 
 
 def remembered_signature(target: str) -> Signature | None:
-    """The signature of a component if the cache holds it; never imports the component."""
+    """The signature of a component if it is cached; never imports the component."""
     entry = _entry(target)
     return None if entry is None else _read(entry)
 
 
 def _source(module: str) -> str | None:
-    """The file of a module that is not imported; its parent packages are, and are light by contract."""
+    """The file of a module, which is not imported; its parent packages are, and are light by contract."""
     try:
         spec = importlib.util.find_spec(module)
     except (Exception, SystemExit):
-        return None  # importing it in earnest will say why
+        return None  # importing it will report the reason
     return spec.origin if spec is not None and spec.has_location else None
 
 
 def _untouched(module: str) -> bool:
-    """Whether an imported module is what its file says: a component is imported after this package was."""
+    """Whether an imported module still matches its file: a component is imported after this package."""
     file = getattr(sys.modules.get(module), "__file__", None)
     try:
         return file is not None and os.path.getmtime(file) < bltoolbox.IMPORTED_AT

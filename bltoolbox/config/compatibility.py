@@ -1,7 +1,7 @@
-"""Who fits with whom: what the components of a recipe ask of each other, checked on their traits, without torch.
+"""Whether the components of a recipe fit together, checked by their traits and without torch.
 
-Whatever a component nested in another asks for is asked of the recipe's own sections too; what is offered counts only
-when the section's component itself offers it.
+Requirements of nested components apply to the sections of the recipe, too; only the component of a section itself can
+satisfy them, not one nested in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bltoolbox.errors import MissingError
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
 
-#: Most alternatives that a sentence names.
+#: Maximum number of alternatives in a message.
 CHOICES = 3
 
 TraitsOf = Callable[[str, str], Traits | None]
@@ -27,7 +27,7 @@ TraitsOf = Callable[[str, str], Traits | None]
 
 @dataclass(frozen=True)
 class Misfit:
-    """Two sections that cannot go together; ``section`` is the one to change first."""
+    """Two incompatible sections; ``section`` is the one to change first."""
 
     section: str
     partner: str
@@ -35,9 +35,9 @@ class Misfit:
 
 
 def find_misfits(settings: Mapping[str, Any], registry: Registry) -> list[Misfit]:
-    """Every combination that cannot work, as one sentence that names both sides and an alternative.
+    """Every impossible combination, as one sentence that names both sides and an alternative.
 
-    ``settings`` are those of a recipe, of which the sections that hold a Block and ``constraint`` are looked at.
+    ``settings`` are those of a recipe; the sections that contain a Block and ``constraint`` are examined.
     """
 
     @cache
@@ -45,7 +45,7 @@ def find_misfits(settings: Mapping[str, Any], registry: Registry) -> list[Misfit
         try:
             return registry.get(kind, name).signature().traits
         except MissingError:
-            return None  # said elsewhere
+            return None  # reported elsewhere
 
     blocks = {
         section: settings[section]
@@ -103,7 +103,7 @@ def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) ->
             "lower_solver", "constraint", f"{solver!r} cannot keep x in the constraint {constraint!r}"
         )
     demands = (
-        ("full_batch", "sampler", "full", "all data at each step, which sampler {!r} does not give"),
+        ("full_batch", "sampler", "full", "all data at each step, which sampler {!r} does not provide"),
         (
             "needs_bound",
             "hypergradient",
@@ -120,7 +120,7 @@ def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) ->
 def _advice(
     misfit: Misfit, blocks: Mapping[str, Block], constraint: str, registry: Registry, traits_of: TraitsOf
 ) -> str:
-    """The end of the sentence: what would fit instead."""
+    """The end of the sentence: what fits instead."""
 
     def fitting(section: str) -> list[str]:
         kind = "regularizer" if section == "baseline" else section

@@ -1,12 +1,12 @@
 """From a class to its signature, and from validated options to an object.
 
-The annotations of ``__init__`` (or the fields of a dataclass) are the whole truth. Understood are ``int``, ``float``,
-``bool``, ``str``, ``Path``, ``Literal``, unions with ``None`` and each other, ``list``, ``Sequence`` and ``tuple``,
-``Annotated`` with bounds and lengths of annotated_types, nested dataclasses, and the role classes of ``interfaces`` for
-a component within a component. Documentation of the parameters stands in the class docstring, in Google style::
+The annotations of ``__init__`` (or the fields of a dataclass) are the configuration. Supported are ``int``,
+``float``, ``bool``, ``str``, ``Path``, ``Literal``, unions with ``None`` and each other, ``list``, ``Sequence`` and
+``tuple``, ``Annotated`` with bounds and lengths of annotated_types, nested dataclasses, and the role classes for a
+component within a component. Parameters are documented in the class docstring, in Google style::
 
     Args:
-        size: Samples a step.
+        size: Samples per step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCALARS: dict[Any, TypeName] = {
     None: "null",
 }
 
-#: Metadata of a dataclass field that is no setting, for the few that a recipe keeps for itself.
+#: Metadata of a dataclass field that is not a setting.
 NO_SETTING: Mapping[str, Any] = {"setting": False}
 
 
@@ -66,7 +66,7 @@ def describe(cls: type[Any]) -> Signature:
 
 
 def _traits(cls: type[Any]) -> Traits:
-    """What assembly must know of a class; nothing of one that has no role."""
+    """The traits of a class; none for a class without a role."""
     role = next((base for base in cls.__mro__ if vars(base).get("kind") in KINDS), None)
     if role is None:
         return Traits()
@@ -126,7 +126,7 @@ def _parameters(cls: type[Any]) -> Iterator[Parameter]:
     for name, annotation, default in _declared(cls):
         where = f"parameter {name!r} of {cls.__name__}"
         if name == "name":
-            raise Undescribable(f"{where} would hide the name of the component; call it otherwise")
+            raise Undescribable(f"{where} would hide the name of the component; rename it")
         declared = _type(annotation, where)
         if default is MISSING:
             yield Parameter(name, declared, doc=docs.get(name, ""))
@@ -136,7 +136,7 @@ def _parameters(cls: type[Any]) -> Iterator[Parameter]:
         checker.value(declared, default, (name,))
         if checker.issues:
             raise Undescribable(
-                f"{where} has a default that its own annotation refuses: {checker.issues[0].message}"
+                f"{where} has a default that violates its annotation: {checker.issues[0].message}"
             )
         yield Parameter(name, declared, False, default, docs.get(name, ""))
 
@@ -200,7 +200,7 @@ def _type(annotation: Any, where: str, bounds: Mapping[str, Any] | None = None) 
 
 def _sequence(origin: Any, arguments: tuple[Any, ...], where: str, bounds: Mapping[str, Any]) -> Type:
     if not arguments:
-        raise Undescribable(f"{where} is a list; say of what, e.g. list[int]")
+        raise Undescribable(f"{where} is a list without an item type; write e.g. list[int]")
     if origin is tuple and arguments[-1] is not Ellipsis:
         return Type("fixed", items=tuple(_type(part, where) for part in arguments))
     name: TypeName = "tuple" if origin is tuple else "list"
@@ -208,7 +208,7 @@ def _sequence(origin: Any, arguments: tuple[Any, ...], where: str, bounds: Mappi
 
 
 def _fitting(name: TypeName, bounds: Mapping[str, Any]) -> dict[str, Any]:
-    """The bounds that mean something for a type: those of ``Annotated[int | None, Gt(0)]`` are not for None."""
+    """The bounds that apply to a type: those of ``Annotated[int | None, Gt(0)]`` are not for None."""
     keys = {
         "int": ("gt", "ge", "lt", "le", "multiple_of"),
         "float": ("gt", "ge", "lt", "le", "multiple_of", "infinite"),
@@ -242,7 +242,7 @@ def _docs(cls: type[Any]) -> tuple[str, dict[str, str]]:
         return text, {}
     start = [line.rstrip() for line in lines].index("Args:")
     after = enumerate(lines[start + 1 :])
-    # Of a docstring that begins with its Args the indentation is lost: then they go on to the end.
+    # A docstring that begins with its Args loses its indentation: then they extend to the end.
     length = next((k for k, line in after if start > 0 and line[:1].strip()), len(lines))
     block = inspect.cleandoc("\n" + "\n".join(lines[start + 1 : start + 1 + length]))
     docs: dict[str, list[str]] = {}

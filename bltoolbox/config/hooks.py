@@ -13,7 +13,7 @@ import pluggy
 
 PROJECT = "bltoolbox"
 
-#: Version of the plugin contract. A plugin module may set ``BLT_API = 2``; another number is refused with a sentence.
+#: Version of the plugin contract. A plugin module may set ``BLT_API = 2``; another number is refused with a message.
 API_VERSION = 2
 
 #: The class of ``bltoolbox.plugin`` that a component of each kind derives from, in the order of a recipe.
@@ -31,7 +31,7 @@ ROLES = {
 }
 KINDS = tuple(ROLES)
 
-#: Kinds of which a recipe names any number, by the section that holds the list; the others are sections themselves.
+#: Kinds of which a recipe may name any number, by the section that lists them; the others are sections themselves.
 LISTS = {"logger": "loggers"}
 
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bltoolbox.errors import UsageError
 
-#: What the usual file systems take, in bytes.
+#: The longest name that common file systems accept, in bytes.
 _LONGEST = 255
 
 LOCK_FILE = "lock"
@@ -39,7 +39,7 @@ FOLDERS = {
 
 
 def is_component(name: object) -> bool:
-    """Whether ``name`` is the name of one file or folder: no path, nothing special, nothing invisible."""
+    """Whether ``name`` is the name of one file or folder: not a path, nothing special, nothing invisible."""
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= _LONGEST:
         return False
     return name not in (".", "..") and not re.search(
@@ -48,21 +48,21 @@ def is_component(name: object) -> bool:
 
 
 def is_reserved(path: Path) -> bool:
-    """Whether a relative path leads to what a run writes itself."""
+    """Whether a relative path is one that a run itself writes to."""
     first = path.parts[0].casefold() if path.parts else ""
     return first in FOLDERS or first in (*FILES, *EXTRA_FILES, MANIFEST, LOCK_FILE)
 
 
 def refuse_unusable_name(path: Path | str) -> None:
-    """Refuse a name that is not UTF-8, which no log or JSON file can hold, or too long for a file system."""
+    """Refuse a name that is not UTF-8, which no log or JSON file can contain, or too long for a file system."""
     text = os.fspath(path)
     shown = text.encode("utf-8", "backslashreplace").decode()
     if shown != text:
-        raise UsageError(f"{shown} is not a name in UTF-8; choose another one")
+        raise UsageError(f"{shown} is not a UTF-8 name; choose another one")
     if "\0" in text:
         raise UsageError(f"{text!r} contains a null character; choose another name")
     for name in Path(text).parts:
         if (size := len(name.encode())) > _LONGEST:
             raise UsageError(
-                f"the name {name[:30]}… has {size} bytes, and file systems take {_LONGEST}; choose a shorter one"
+                f"the name {name[:30]}… has {size} bytes, but file systems allow {_LONGEST}; choose a shorter one"
             )

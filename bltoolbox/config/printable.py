@@ -1,6 +1,6 @@
 """Text from files, made safe to print: names, labels and messages may come from someone else.
 
-A terminal obeys control characters: they move the cursor, rewrite what stands above, change the window's title. Marks
+A terminal obeys control characters: they move the cursor, overwrite earlier lines, change the window's title. Marks
 that reverse the direction of writing make text read as something else. Both are shown as ``\\x1b`` or ``\\u202e``.
 """
 
@@ -25,7 +25,7 @@ def printable_lines(text: object) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON text that means the same: what was escaped within its strings reads the same when it is loaded."""
+    """Equivalent JSON text: escapes within its strings are decoded again when it is loaded."""
     return _CONTROL_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

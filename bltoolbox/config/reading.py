@@ -1,11 +1,11 @@
-"""What may be read, and how much of it. Without torch.
+"""Limits on what is read from files. Without torch.
 
-A file that comes from others may be small and declare content that no memory holds, may be a pipe that never answers,
+A file from someone else may be small and declare content that exceeds any memory, may be a pipe without a writer,
 or may be nested deeper than a parser can follow. Every reader of such files opens them here and compares what they
 declare with a ``Limit`` before it allocates anything. ``LIMITS`` is the table in the documentation.
 
-``open_file`` opens regular files only. A symbolic link is followed where a user names the file; inside a run directory
-it is not (``follow=False``), because a run directory of somebody else may link to any file of its reader.
+``open_file`` opens regular files only. A symbolic link is followed where a user names the file; inside a run
+directory it is not (``follow=False``), because someone else's run directory may link to any file of its reader.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bltoolbox.errors import BltError, UsageError
 
 
 class FileRefused(BltError, ValueError):
-    """A file is not read for what it is or declares. Code that passes over damaged content passes over this, too."""
+    """A file is refused for what it is or declares. Code that skips damaged content skips this, too."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of one kind of content is read; ``variable`` is the environment variable that changes it."""
+    """How much of one kind of content may be read; ``variable`` is the environment variable that changes it."""
 
     what: str
     default: int
@@ -39,7 +39,7 @@ class Limit:
 
     @property
     def most(self) -> int:
-        """The limit in force."""
+        """The limit in effect."""
         text = os.environ.get(self.variable, "") if self.variable else ""
         if not text:
             return self.default
@@ -64,7 +64,7 @@ class Limit:
 
 
 def quantity(size: int) -> str:
-    """A number of bytes for people."""
+    """A number of bytes, readable."""
     for unit, scale, least in (("GiB", 2**30, 2**30), ("MiB", 2**20, 2**20), ("kB", 1000, 10_000)):
         if size >= least:
             return f"{size / scale:.4g} {unit}"
@@ -77,9 +77,9 @@ def _half_of_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-RECIPE = Limit("a recipe", 1_000_000, "bytes", "it is parsed with the place of every value")
+RECIPE = Limit("a recipe", 1_000_000, "bytes", "it is parsed with the position of every value")
 JSON = Limit("a JSON file", 2**25, "bytes", "parsed, it takes up to 25 times its size", "BLT_MAX_JSON")
-JSON_DEPTH = Limit("the nesting of JSON", 64, "levels", "deeper data exhaust the stack of whoever walks them")
+JSON_DEPTH = Limit("the nesting of JSON", 64, "levels", "deeper data exhaust the stack of their reader")
 LOG = Limit(
     "a log of a run", 2**28, "bytes", "`metrics.jsonl` and its kind are kept in memory", "BLT_MAX_LOG"
 )
@@ -143,10 +143,10 @@ _KINDS = {
 
 
 def open_file(path: Path | str, *, follow: bool = True) -> io.BufferedReader:
-    """Open a regular file for reading. This never waits: a pipe without a writer is refused like any other one."""
+    """Open a regular file for reading. This never blocks: pipes are refused."""
     name = os.fspath(path)
     names = ("O_NONBLOCK", "O_NOCTTY", *(() if follow else ("O_NOFOLLOW",)))
-    more = sum(getattr(os, flag, 0) for flag in names)  # Windows has none of them
+    more = sum(getattr(os, flag, 0) for flag in names)  # not available on Windows
     try:
         file = open(name, "rb", opener=lambda name, flags: os.open(name, flags | more))  # noqa: SIM115
     except OSError as error:
@@ -165,7 +165,7 @@ def open_file(path: Path | str, *, follow: bool = True) -> io.BufferedReader:
 
 
 def file_size(file: BinaryIO) -> int:
-    """Bytes of an open file; a file without blocks on the disk counts as long as it says it is."""
+    """Bytes of an open file; a sparse file counts with its declared length."""
     return os.fstat(file.fileno()).st_size
 
 
@@ -174,7 +174,7 @@ def read_bytes(path: Path | str, limit: Limit, *, follow: bool = True) -> bytes:
     with open_file(path, follow=follow) as file:
         size = file_size(file)
         limit.check(path, size)
-        return file.read(size)  # no more, even if it grows meanwhile
+        return file.read(size)  # no more, even if it grows in the meantime
 
 
 def read_text(path: Path | str, limit: Limit, *, follow: bool = True, errors: str = "strict") -> str:
@@ -201,7 +201,7 @@ def read_json(path: Path | str, *, follow: bool = True) -> Any:
 
 
 def parse_json(text: str | bytes, path: Path | str) -> Any:
-    """The data of a JSON text of bounded depth; ``path`` is what messages call it."""
+    """The data of a JSON text of bounded depth; ``path`` is its name in messages."""
     deep = f"{os.fspath(path)} is refused: it is nested more than {JSON_DEPTH.most} levels deep"
     try:
         data = json.loads(text)

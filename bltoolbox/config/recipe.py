@@ -1,9 +1,9 @@
-"""Recipes: a YAML file, validated against the signatures of the very components it names.
+"""Recipes: a YAML file, validated against the signatures of the components it names.
 
 Every problem of a file is reported at once, with its line and column. Overrides are dotted keys with YAML values,
 ``sampler.size=8`` or ``budget={steps: 2}``. Overriding a component's name, ``regularizer=tv`` or
-``regularizer.name=tv``, switches to that component and drops the options of the old one, for which they were written;
-the order of the overrides does not matter, except that of two for the same key the later one counts.
+``regularizer.name=tv``, switches to that component and drops the options of the old one;
+the order of overrides does not matter, except that the last one for a key wins.
 
 A component without options may be written as its name alone, ``operator: identity``, and options without a name mean
 the default component of that section. Validation needs no torch once the signatures are cached.
@@ -52,14 +52,14 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a run may spend; it ends with whichever comes first, and at least one must be set.
+    """How much a run may spend. It ends at the first limit reached; at least one must be set.
 
     Args:
         computations: Lower-level and linear iterations, summed over samples.
         steps: Upper-level steps.
         seconds: Wall-clock time of training with its checks and of tuning the baseline, for which a fifth is reserved
-            if the recipe has one. The oracle call or check under way is completed; the evaluation at the end, which
-            every run needs, comes on top.
+            if the recipe has one. The current oracle call or check is completed; the
+            final evaluation, which every run needs, is extra.
     """
 
     computations: Annotated[float, Gt(0)] | None = None
@@ -69,7 +69,7 @@ class Budget:
     def __post_init__(self) -> None:
         if self.computations is None and self.steps is None and self.seconds is None:
             raise ValueError(
-                "set at least one of computations, steps and seconds, or the run would never end"
+                "set at least one of computations, steps and seconds; otherwise the run would never end"
             )
 
 
@@ -78,10 +78,10 @@ class Validation:
     """How the run chooses between the best θ and the last one.
 
     Args:
-        count: Training images held out for it, with all others of the same photographs; 0 keeps the last θ.
-        checks: How often the held-out images are restored, evenly over the budget.
-        patience: Checks without improvement after which the run stops early; never when left out.
-        evaluation: Restore the evaluation images at each check, too, and log their PSNR. It never decides anything.
+        count: Training images held out, with all others from the same photographs; 0 keeps the last θ.
+        checks: Number of times the held-out images are restored, evenly over the budget.
+        patience: Checks without improvement after which the run stops early; never by default.
+        evaluation: Also restore the evaluation images at each check and log their PSNR, which never affects the run.
     """
 
     count: Annotated[int, Ge(0)] = 16
@@ -92,10 +92,10 @@ class Validation:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """When the state of the run is written down, so that it can be resumed.
+    """When checkpoints are written.
 
     Args:
-        every: Seconds between checkpoints; 0 writes one after every oracle call. Longer if they would take more
+        every: Seconds between checkpoints; 0 writes one after every oracle call. Less often if they would take more
             than 5 % of the time.
     """
 
@@ -104,10 +104,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Certificates:
-    """What the log says about accuracy besides the distance to the lower-level minimiser, which is always there.
+    """What is logged about accuracy besides the distance to the lower-level minimiser, which is always logged.
 
     Args:
-        bound: Error bound of the hypergradient: estimated, certified where everything for it is known (else
+        bound: Error bound of the hypergradient: estimated, certified where all constants are known (else
             estimated), or none.
         every: Hypergradients between two bounds; one costs about half a warm hypergradient.
     """
@@ -118,24 +118,24 @@ class Certificates:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Shown):
-    """One experiment: the problem, the methods and what they may spend.
+    """One experiment: the problem, the methods and the budget.
 
     Args:
-        version: Of the recipe format; a recipe of a newer one than this toolbox knows is refused.
-        seed: Of the noise, the initial θ and the sampler.
+        version: Version of the recipe format; newer versions than this toolbox knows are refused.
+        seed: Seed of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
-        device: Where to compute: auto, cpu, cuda, cuda:1.
+        device: Where to compute: auto, cpu, cuda or cuda:1.
         tf32: Let CUDA round factors of float32 products to 10 bits: faster, but tolerances below about 1e-2 stall.
         color: Colour or gray images.
         data: The training images.
-        evaluation: Images the result is tried on, never trained on; none when left out.
+        evaluation: Test images, never trained on; none by default.
         operator: The forward operator A.
         noise: Standard deviation of the Gaussian noise, for images in [0, 1].
         data_term: How far a reconstruction is from its measurements.
         constraint: What a restored image must satisfy; box is [0, 1].
         strong_convexity: μ of a term (μ/2)‖x‖² added to the lower level.
         regularizer: R_θ, whose parameters are learned.
-        upper_loss: What makes a reconstruction good, and what is minimised over θ.
+        upper_loss: The loss of a reconstruction, minimised over θ.
         init: A saved θ to start from.
         baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
             one.
@@ -145,14 +145,14 @@ class Recipe(Shown):
         upper_optimizer: How θ moves.
         budget: How much the run may spend.
         validation: How the best θ is chosen.
-        on_divergence: What to do when a step fails numerically: stop, go back and take shorter steps, or leave the
-            batch out.
-        certificates: What the log says about accuracy.
+        on_divergence: What to do when a step fails numerically: stop, go back and take shorter steps, or skip the
+            batch.
+        certificates: What is logged about accuracy.
         checkpoint: How often the run is saved.
-        loggers: Who else is told what happens, e.g. [csv]; of no consequence for the result.
+        loggers: Components that follow the run, e.g. [csv]; they do not affect the result.
         chunk: Samples solved at once.
-        workers: Threads that read and decode images; 0 reads them in the main one. The result is the same.
-        iteration_limit: Most iterations of one lower-level solve.
+        workers: Threads that read and decode images; 0 reads them in the main thread. They do not affect the result.
+        iteration_limit: Maximum number of iterations of one lower-level solve.
         evaluation_tol: Accuracy of the restored images when evaluating.
     """
 
@@ -188,11 +188,11 @@ class Recipe(Shown):
     iteration_limit: Annotated[int, Gt(0)] = 2000
     evaluation_tol: Annotated[float, Gt(0)] = 1e-2
 
-    #: As it was given, with its comments.
+    #: The text as given, with comments.
     text: str = field(default="", compare=False, repr=False, metadata=NO_SETTING)
     #: The stem of its file.
     name: str = field(default="recipe", compare=False, metadata=NO_SETTING)
-    #: Where its relative paths may be meant from; None when it is no file.
+    #: The folder that relative paths may refer to; None if the recipe is not a file.
     folder: Path | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
     document: Document | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
 
@@ -218,7 +218,7 @@ class Recipe(Shown):
         return dump(self.to_dict())
 
     def problem(self, where: str, message: str) -> Problem:
-        """A problem found later, e.g. while assembling, at the place of a dotted key such as ``sampler.size``."""
+        """A problem found later, e.g. during assembly, at the position of a dotted key such as ``sampler.size``."""
         spot = (self.document or Document(None, Spot("<recipe>"))).spot(tuple(where.split(".")))
         return spot.problem(f"{where}: {message}")
 
@@ -254,7 +254,7 @@ def parse_recipe(
     overrides: Sequence[str] = (),
     registry: Registry | None = None,
 ) -> Recipe:
-    """Read a recipe from its text; ``file`` is what messages call it, and gives it its name and folder."""
+    """Read a recipe from its text; ``file`` is its name in messages, and determines name and folder."""
     document = parse(text, Spot(file))
     if not document.problems and not isinstance(document.data, dict):
         empty = document.data is None
@@ -271,7 +271,7 @@ def parse_recipe(
 def recipe_from_dict(
     settings: Mapping[str, Any], overrides: Sequence[str] = (), registry: Registry | None = None
 ) -> Recipe:
-    """A recipe from plain data, as ``to_dict`` gives it; blocks and settings objects are fine, too."""
+    """A recipe from plain data, as ``to_dict`` returns it; may contain blocks and settings objects."""
     document = Document({key: plain(value) for key, value in settings.items()}, Spot("<recipe>"))
     return _resolve(document, overrides, registry, text="")
 
@@ -289,7 +289,7 @@ def shipped_recipes() -> dict[str, Path]:
     return found
 
 
-#: Bytes at the beginning of a recipe in which its first comment is looked for.
+#: Bytes at the beginning of a recipe that are searched for its first comment.
 _SUMMARY = 2**14
 
 
@@ -313,9 +313,9 @@ def find_recipe(source: str | Path) -> Path:
     if str(source) in shipped:
         return shipped[str(source)]
     if path.is_dir():
-        raise UsageError(f"recipe {source} is a folder; name a file in it")
+        raise UsageError(f"recipe {source} is a folder; give a file in it")
     hint = did_you_mean(path.with_suffix("").name, shipped)
-    raise UsageError(f"recipe {source} does not exist, and no shipped recipe has that name{hint}")
+    raise UsageError(f"recipe {source} does not exist, and no shipped recipe has this name{hint}")
 
 
 def _resolve(document: Document, overrides: Sequence[str], registry: Registry | None, **extra: Any) -> Recipe:
@@ -338,7 +338,7 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
         message = "evaluation: there are no evaluation images; add a section evaluation, e.g. {name: photos}"
         issues.append(Issue(("validation", "evaluation"), f"validation.{message}"))
     for misfit in find_misfits(values, registry):
-        # A default that does not fit has no place in the file; what it does not fit with has one.
+        # A default that does not fit has no position in the file; its partner has one.
         place = misfit.section if misfit.section in document.data else misfit.partner
         issues.append(Issue((place,), f"{misfit.section}: {misfit.message}"))
     _raise(document, issues)
@@ -356,17 +356,15 @@ def _with_hint(issue: Issue, given: Mapping[str, Any]) -> Issue:
 
 
 def _refuse_newer(document: Document) -> None:
-    """Whatever else seems wrong with a recipe of a newer format, that is why."""
+    """A newer format explains whatever else seems wrong with a recipe."""
     found = document.data.get("version")
     if isinstance(found, int) and found > FORMAT:
-        message = (
-            f"version: the recipe is of format {found}, newer than this bltoolbox knows ({FORMAT}); update it"
-        )
+        message = f"version: the recipe has format {found}, but this bltoolbox reads up to {FORMAT}; update bltoolbox"
         raise RecipeError([document.spot(("version",)).problem(message)])
 
 
 def _upgrade(document: Document) -> None:
-    """Keys of format 1 that have another place now."""
+    """Keys of format 1 that have moved."""
     settings = document.data
     if "loss_scale" in settings:
         scale = settings.pop("loss_scale")
@@ -387,7 +385,7 @@ def _raise(document: Document, issues: list[Issue]) -> None:
     problems = list(document.problems)
     for issue in issues:
         problem = document.spot(issue.where, issue.at_key).problem(issue.message)
-        # What the text itself has wrong there is already said.
+        # Problems of the text itself are already reported.
         if (problem.file, problem.line, problem.column) not in known:
             problems.append(problem)
     if not problems:
@@ -398,13 +396,13 @@ def _raise(document: Document, issues: list[Issue]) -> None:
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
-    """Apply overrides, those of whole sections and of names first, so that options are set on the component meant."""
+    """Apply overrides, those of whole sections and of names first, so that options apply to the right component."""
     parsed: list[tuple[Where, Document]] = []
     for number, override in enumerate(overrides, start=1):
         key, equals, text = override.partition("=")
         where: Where = tuple(part.strip() for part in key.split("."))
         if not equals or not all(where):
-            message = f"{override!r} is not of the form key=value, e.g. sampler.size=8"
+            message = f"{override!r} is not an override; write key=value, e.g. sampler.size=8"
             document.problems.append(Problem(message, "<override>", number))
             continue
         parsed.append((where, parse(text, Spot("<override>", number, len(key) + 2))))
@@ -416,13 +414,13 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
 
 
 def _set(document: Document, where: Where, value: Document) -> None:
-    """Put a value in its place, making the mappings above it."""
+    """Set a value, creating the mappings above it."""
     *above, last = where
     parent = document.data
     for part in above:
         child = parent.get(part)
         if not isinstance(child, dict):
-            # A section that is not there, a component in its short form, or a mistake that validation will name.
+            # A missing section, a component in its short form, or a mistake that validation reports.
             child = {} if child is None else {"name": child}
             parent[part] = child
         parent = child

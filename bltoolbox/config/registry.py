@@ -1,11 +1,11 @@
-"""Which components there are: discovery, provenance, clashes, broken plugins, lookup.
+"""The available components: discovery, provenance, clashes, broken plugins, lookup.
 
-Entry points of the group ``bltoolbox`` are loaded one by one, so that a broken plugin costs nobody else anything: it is
-recorded with its reason and the others go on. Nobody wins a clash: two components of the same kind and name are both
-refused, and the message names both distributions. Nothing here imports torch; a component's module is imported when
-its class is asked for.
+Entry points of the group ``bltoolbox`` are loaded one by one, so that a broken plugin does not affect the others: it
+is recorded with its reason. In a clash nobody wins: two components of the same kind and name are both refused, and
+the message names both distributions. Nothing here imports torch; a component's module is imported when its class is
+needed.
 
-``BLT_PLUGINS=a,b`` restricts discovery to those entry points; files given to ``load_registry`` are added in any case.
+``BLT_PLUGINS=a,b`` restricts discovery to those entry points; files given to ``load_registry`` are always added.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 @dataclass(frozen=True)
 class Plugin:
-    """Where components came from, or why they did not come."""
+    """Where components come from, or why they cannot be used."""
 
     name: str
     distribution: str
@@ -95,7 +95,7 @@ class Registered:
         return cls
 
     def signature(self) -> Signature:
-        """Parameters and documentation, from the cache when it holds them."""
+        """Parameters and documentation, from the cache if possible."""
         from bltoolbox.config.cache import cached_signature  # not needed by a list of components
 
         return cached_signature(self.component.target, self.load, self._who)
@@ -118,7 +118,7 @@ class Registry:
         return list(self._plugins)
 
     def of(self, plugin: Plugin) -> list[Registered]:
-        """All that a plugin offers, clashing or not."""
+        """All components that a plugin offers, clashing or not."""
         everything = [one for group in self._found.values() for one in group if one.plugin == plugin]
         return sorted(everything, key=lambda one: (KINDS.index(one.kind), one.name))
 
@@ -135,7 +135,7 @@ class Registry:
         return construct(self.get(block.kind, block.name).load(), block.options, nested)
 
     def clash(self, registered: Registered) -> str:
-        """The sentence when more than one plugin offers this kind and name, else nothing."""
+        """A sentence if more than one plugin offers this kind and name, else nothing."""
         group = self._found[registered.kind, registered.name]
         return self._clash(group) if len(group) > 1 else ""
 
@@ -149,7 +149,7 @@ class Registry:
         return sorted(chosen, key=lambda registered: (KINDS.index(registered.kind), registered.name))
 
     def get(self, kind: str, name: str) -> Registered:
-        """The component of that kind and name; MissingError with a suggestion when there is none, or more than one."""
+        """The component of that kind and name; MissingError with a suggestion if there is none or more than one."""
         group = self._found.get((kind, name), [])
         if len(group) > 1:
             raise MissingError(self._clash(group))
@@ -158,7 +158,7 @@ class Registry:
         return group[0]
 
     def find(self, text: str) -> Registered:
-        """``kind/name``, or a name alone where it is of one kind only."""
+        """``kind/name``, or a name alone if only one kind has it."""
         kind, slash, name = text.rpartition("/")
         if slash:
             if kind not in KINDS:
@@ -167,7 +167,7 @@ class Registry:
         kinds = [kind for kind, known in self._found if known == name]
         if len(kinds) > 1:
             choices = " or ".join(f"{kind}/{name}" for kind in kinds)
-            raise UsageError(f"{name!r} is the name of more than one component; say {choices}")
+            raise UsageError(f"{name!r} is the name of more than one component; use {choices}")
         if not kinds:
             hint = did_you_mean(name, [known for _, known in self._found])
             raise MissingError(f"{name!r} is not a registered component{hint} (blt list){self._broken()}")
@@ -195,7 +195,7 @@ class Registry:
 
     def _broken(self) -> str:
         names = [repr(plugin.name) for plugin in self._plugins if plugin.status == "broken"]
-        return f"; not loaded, being broken: {', '.join(names)}" if names else ""
+        return f"; broken plugins: {', '.join(names)}" if names else ""
 
 
 def load_registry(files: Sequence[str | Path] = ()) -> Registry:
@@ -211,12 +211,12 @@ def load_registry(files: Sequence[str | Path] = ()) -> Registry:
         version = point.dist.version if point.dist else ""
         plugin = Plugin(point.name, distribution, version, point.module)
         if wanted is not None and point.name not in wanted:
-            plugins.append(replace(plugin, status="off", reason="left out by BLT_PLUGINS"))
+            plugins.append(replace(plugin, status="off", reason="excluded by BLT_PLUGINS"))
             continue
         _enter(manager, plugin, point.load, plugins, components)
     for name in sorted((wanted or set()) - {point.name for point in points}):
         hint = did_you_mean(name, [point.name for point in points])
-        reason = f"BLT_PLUGINS names it, but no installed distribution has such a plugin{hint}"
+        reason = f"BLT_PLUGINS names it, but no installed distribution provides it{hint}"
         plugins.append(Plugin(name, "BLT_PLUGINS", "", "", "broken", reason))
     for path in dict.fromkeys(Path(file).resolve() for file in files):
         if not path.is_file():
@@ -252,14 +252,14 @@ def _enter(
 
 
 class _Refused(Exception):
-    """The plugin loads, but does not keep to the contract."""
+    """The plugin loads, but violates the contract."""
 
 
 def _offered(manager: pluggy.PluginManager, plugin: Plugin, loaded: Any) -> list[Component]:
     api = getattr(loaded, "BLT_API", API_VERSION)
     if api != API_VERSION:
         raise _Refused(
-            f"it is written for plugin API {api}, and this bltoolbox offers API {API_VERSION}; import from"
+            f"it is written for plugin API {api}, but this bltoolbox provides API {API_VERSION}; import from"
             " bltoolbox.plugin, adapt the signatures as docs/plugin-api.md lists them, and set BLT_API ="
             f" {API_VERSION}"
         )

@@ -1,7 +1,8 @@
-"""JSON Schema of recipes, for editors: derived from the very signatures that validate them.
+"""JSON Schema of recipes, for editors: derived from the signatures that validate them.
 
-Whatever the validator accepts, the schema accepts. It cannot say everything: that a fraction such as ``300/200`` is out
-of bounds, that a number is not finite, or that two components do not fit together, only ``blt validate`` knows.
+Whatever the validator accepts, the schema accepts. It cannot express everything: only ``blt validate`` knows that a
+fraction such as ``300/200`` is out of bounds, that a number is not finite, or that two components do not fit
+together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-#: What recipes call the file in their line for editors.
+#: The name of the file in the line for editors of a recipe.
 SCHEMA_FILE = "bltoolbox.schema.json"
 
 Schema = dict[str, Any]
@@ -40,7 +41,7 @@ _DENOMINATOR = rf"(?=[0-9.]*[1-9]){_UNSIGNED}"
 
 
 def recipe_schema(registry: Registry) -> tuple[Schema, list[str]]:
-    """The schema for all components of a registry, and a sentence for each that cannot be described."""
+    """The schema for all components of a registry, and a message for each component that cannot be described."""
     definitions: Schema = {}
     troubles: list[str] = []
     for kind in KINDS:
@@ -66,7 +67,7 @@ def recipe_schema(registry: Registry) -> tuple[Schema, list[str]]:
 
 
 def dump_schema(schema: Schema) -> str:
-    """As a file; the same schema is the same text."""
+    """As text; equal schemas have equal texts."""
     return json.dumps(schema, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -177,7 +178,7 @@ def _lengths(type: Type, what: str) -> Schema:
 
 
 def _budget_is_finite(budget: Schema) -> None:
-    """``Budget`` refuses to be empty when it is made; here it is said once more."""
+    """``Budget`` itself refuses to be empty; the schema repeats it."""
     one = [
         {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in budget["properties"]
     ]

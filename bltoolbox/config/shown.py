@@ -9,7 +9,7 @@ _RENDERERS: dict[str, Callable[[Any], str]] = {}
 
 
 def renders(name: str) -> Callable[[Callable[[Any], str]], Callable[[Any], str]]:
-    """Register a function that shows objects of the class called ``name``."""
+    """Register a function that renders objects of the class ``name`` as HTML."""
 
     def register(function: Callable[[Any], str]) -> Callable[[Any], str]:
         _RENDERERS[name] = function
@@ -19,7 +19,7 @@ def renders(name: str) -> Callable[[Callable[[Any], str]], Callable[[Any], str]]
 
 
 class Shown:
-    """Has a picture of itself in a notebook, where there is one for it."""
+    """Rendered as HTML in a notebook if a function is registered for its class."""
 
     def _repr_html_(self) -> str | None:
         render = _RENDERERS.get(type(self).__name__)

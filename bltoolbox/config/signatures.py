@@ -1,6 +1,6 @@
 """What a component accepts, as plain data: types, bounds, defaults and documentation of its parameters; its traits.
 
-A signature is read off a class once (``describe.py``), kept as JSON (``signature_cache.py``), and is all that is needed
+A signature is read from a class once (``describe.py``), cached as JSON (``cache.py``), and is all that is needed
 to validate a recipe (``validation.py``) or to show a component, without importing torch.
 """
 
@@ -50,10 +50,11 @@ NOUNS = {
 
 @dataclass(frozen=True)
 class Type:
-    """What values a parameter takes.
+    """The values that a parameter accepts.
 
-    ``items`` are the options of a union, the one item type of a ``list`` or ``tuple`` (they differ in the Python value
-    only), or those of a ``fixed`` tuple; ``parameters`` those of nested ``settings``; ``role`` the kind of a component.
+    ``items`` are the options of a union, the one item type of a ``list`` or ``tuple`` (they differ in the Python
+    value only), or those of a ``fixed`` tuple; ``parameters`` those of nested ``settings``; ``role`` the kind of a
+    component.
     """
 
     name: TypeName
@@ -133,7 +134,7 @@ class Type:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; ``default`` is plain JSON data and means nothing when ``required``."""
+    """One parameter; ``default`` is plain JSON data and meaningless if ``required``."""
 
     name: str
     type: Type
@@ -155,7 +156,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a component asks of its partners and what it offers them.
+    """What a component requires of its partners and what it offers them.
 
     ``requires`` maps a partner's kind to methods it must implement; ``offers`` are the methods this class implements
     beyond its role; ``flags`` are the boolean class variables of its role that are true, such as ``full_batch``.
@@ -196,7 +197,7 @@ class Signature:
 
 
 def number(value: float) -> str:
-    """As short as is exact: 0 rather than 0.0."""
+    """As short as possible without loss: 0 rather than 0.0."""
     if isinstance(value, float) and math.isfinite(value) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
     return str(value)

@@ -1,11 +1,12 @@
-"""Plain data against signatures: every problem is collected, in our own words, with the path where it stands.
+"""Validation of plain data against signatures: every problem is collected, with its path.
 
-Numbers are read generously and exactly: a float may be written as a whole number or as a fraction (``25/255``), a whole
-number as ``1e5``; a boolean is never a number, and NaN and infinity are refused unless the annotation is ``IsNotNan``.
+Numbers are read generously and exactly: a float may be written as a whole number or as a fraction (``25/255``), a
+whole number as ``1e5``; a boolean is never a number, and NaN and infinity are refused unless the annotation is
+``IsNotNan``.
 
 Not by pydantic: it validates classes, and these signatures are plain data from a cache, so that no plugin (nor torch)
-is imported to check a recipe. Models built from them would cost 0.13 s more (measured: 0.11 s import, 0.02 s for twelve
-models), and each of their errors would still have to be worded anew and the registry asked for components.
+is imported to check a recipe. Models built from them would cost 0.13 s more (measured: 0.11 s import, 0.02 s for
+twelve models), and each of their errors would still need new wording and a lookup of components.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MAX_DEPTH = 20
 class Issue:
     """Something wrong at ``where``; on its key rather than its value if ``at_key``.
 
-    ``missing`` says that nothing is wrong with the recipe: a component it rightly names cannot be used here.
+    ``missing`` means that the recipe is correct, but a component it names cannot be used here.
     """
 
     where: Where
@@ -53,14 +54,14 @@ def dotted(where: Where) -> str:
 
 
 class Checker:
-    """Checks values and gathers ``issues``; what it returns means something only when there are none.
+    """Checks values and collects ``issues``; its results are meaningful only if there are none.
 
-    Without a registry nested components are left as they are.
+    Without a registry, nested components are not checked.
     """
 
     def __init__(self, registry: Registry | None = None, *, confined: bool = False) -> None:
         self.registry = registry
-        #: Whether paths are those of a logger, which writes: they stay in the run directory.
+        #: Whether paths belong to a logger, which writes: they must stay in the run directory.
         self.confined = confined
         self.issues: list[Issue] = []
 
@@ -127,7 +128,7 @@ class Checker:
         if result is None:
             return self._expected(type, value, where)
         if math.isnan(result) or (math.isinf(result) and not type.bounds.get("infinite")):
-            return self._issue(where, f"expected {type.expected()}, and a finite one, got {shown(value)}")
+            return self._issue(where, f"expected {type.expected()}, finite, got {shown(value)}")
         return result if _within(type, result) else self._expected(type, value, where)
 
     def _str(self, type: Type, value: Any, where: Where) -> Any:
@@ -141,13 +142,13 @@ class Checker:
             return self._expected(type, value, where)
         path = Path(value)
         if self.confined and (trouble := leaves(path)):
-            hint = "name a file or folder of the logger's own in the run directory"
+            hint = "give the logger its own file or folder in the run directory"
             return self._issue(where, f"{shown(str(value))} {trouble}; {hint}")
         return path
 
     def _choice(self, type: Type, value: Any, where: Where) -> Any:
         for choice in type.choices:
-            # 1 and true are equal in Python, and different words in a recipe.
+            # 1 and true are equal in Python, but different in a recipe.
             if choice == value and isinstance(choice, bool) == isinstance(value, bool):
                 return choice
         texts = [choice for choice in type.choices if isinstance(choice, str)]
@@ -161,7 +162,7 @@ class Checker:
             if not trial.issues:
                 return result
         meant = [option for option in type.items if _shaped(option, value)]
-        if len(meant) == 1:  # say what is wrong inside rather than that it is wrong
+        if len(meant) == 1:  # report the problem inside rather than the whole value
             return self.value(meant[0], value, where)
         return self._expected(type, value, where)
 
@@ -220,14 +221,14 @@ class Checker:
 
 
 def leaves(path: Path) -> str:
-    """Why a path is not that of a file of its own in the run directory; nothing if it is."""
+    """Why a path is not an unused file in the run directory; empty if it is."""
     windows = PureWindowsPath(path)
     if path.is_absolute() or windows.drive or windows.root or str(path).startswith("~"):
         return "is not relative to the run directory"
     if ".." in windows.parts or not path.parts:
-        return "leads out of the run directory"
+        return "leads outside the run directory"
     if not all(map(is_component, path.parts)):
-        return "has a part that cannot be the name of a file"
+        return "has a part that cannot be a file name"
     return "is a name that the run itself uses" if is_reserved(path) else ""
 
 
@@ -263,13 +264,13 @@ def _long_enough(type: Type, value: Sequence[Any]) -> bool:
 
 
 def _exact(type: Type, value: Any) -> bool:
-    """Whether the value is of this very type, so that ``int | float`` keeps 1 an int."""
+    """Whether the value has exactly this type, so that ``int | float`` keeps 1 an int."""
     kinds = {"bool": bool, "int": int, "float": float, "str": str, "path": Path}
     return type.name in ("choice", "null") or kinds.get(type.name) is value.__class__
 
 
 def _shaped(type: Type, value: Any) -> bool:
-    """Whether the value has the outline of this type: then it was meant."""
+    """Whether the value has the outline of this type, so that it was probably meant."""
     if isinstance(value, Mapping):
         return type.name in ("settings", "component")
     if isinstance(value, str):

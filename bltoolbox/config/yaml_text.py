@@ -1,9 +1,9 @@
-"""YAML with positions: text to plain data, knowing where each value stands, and back.
+"""YAML with positions: from text to plain data with the position of each value, and back.
 
-The scalars are those of YAML 1.2 (``1e-6`` is a number, ``on`` is text, ``012`` is 12). There is one document of
-mappings, lists and scalars, nothing else: tags, anchors and aliases are refused, so nothing that is read can
-construct an object or grow beyond its file; size and depth are bounded. Whatever is wrong becomes a Problem, and
-reading goes on where that makes sense.
+The scalars are those of YAML 1.2 (``1e-6`` is a number, ``on`` is text, ``012`` is 12). Only one document of
+mappings, lists and scalars is allowed: tags, anchors and aliases are refused, so nothing that is read can
+construct an object or grow beyond its file; size and depth are bounded. Each mistake becomes a Problem, and
+reading continues where that makes sense.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONSTANTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Spot:
-    """A place in a file; lines and columns count from 1."""
+    """A position in a file; lines and columns count from 1."""
 
     file: str
     line: int = 1
@@ -48,7 +48,7 @@ class Spot:
 
 @dataclass
 class Document:
-    """Plain data, where its keys and values stand, and what was wrong with the text."""
+    """Plain data, the positions of its keys and values, and the problems of the text."""
 
     data: Any
     root: Spot
@@ -57,7 +57,7 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def spot(self, where: Where, at_key: bool = False) -> Spot:
-        """The place of a value, or of the nearest thing around it."""
+        """The position of a value, or of the nearest collection around it."""
         if at_key and where in self.keys:
             return self.keys[where]
         while where and where not in self.values:
@@ -65,7 +65,7 @@ class Document:
         return self.values.get(where, self.root) if where else self.root
 
     def graft(self, where: Where, other: Document) -> None:
-        """Note that what stands at ``where`` now comes from another document."""
+        """Record that the value at ``where`` now comes from another document."""
         for table in (self.keys, self.values):
             for old in [known for known in table if known[: len(where)] == where]:
                 del table[old]
@@ -124,7 +124,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 class _Stop(Exception):
-    """Reading cannot go on."""
+    """Reading cannot continue."""
 
 
 class _Composer:
@@ -153,7 +153,9 @@ class _Composer:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._problem(event.start_mark, "a second document begins here; a recipe is one document")
+                    self._problem(
+                        event.start_mark, "a second document begins here; a recipe is a single document"
+                    )
                     raise _Stop
             elif isinstance(event, yaml.NodeEvent):
                 self.document.data = self._node(event, events, ())
@@ -187,12 +189,12 @@ class _Composer:
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             mark = event.start_mark
             if not isinstance(event, yaml.ScalarEvent):
-                self._problem(mark, f"{self._label(where)}a key must be a plain word")
+                self._problem(mark, f"{self._label(where)}a key must be plain text")
                 raise _Stop
             here = (*where, event.value)
             if event.value in found:
                 first = self.document.keys[here]
-                self._problem(mark, f"{dotted(here)}: the key is given twice, first in line {first.line}")
+                self._problem(mark, f"{dotted(here)}: duplicate key, first given in line {first.line}")
                 self._node(next(events), events, (*where, event.value, "again"))
                 continue
             self.document.keys[here] = self._spot(mark.line, mark.column)
@@ -212,9 +214,9 @@ class _Composer:
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
-    problem = error.problem or error.context or "it cannot be read"
+    problem = error.problem or error.context or "cannot be parsed"
     if "'\\t'" in problem:
         return "a tab is not allowed here; YAML is indented with spaces"
     if "mapping values are not allowed" in problem:
-        return "not valid YAML: a ':' is not allowed here; is the line indented as it should be, and quoted?"
+        return "not valid YAML: a ':' is not allowed here; check the indentation, or quote the value"
     return f"not valid YAML: {problem}"
