@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bltoolbox.api import resume, run
+    from bltoolbox.bilevel.memory import keep_freed_memory
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.reports.figures import plot, show_images
     from bltoolbox.restoration.model import Model, solve
@@ -27,6 +28,7 @@ __all__ = [
     "Model",
     "RunResult",
     "__version__",
+    "keep_freed_memory",
     "load_recipe",
     "plot",
     "resume",
@@ -39,6 +41,7 @@ _HOMES = {
     "Experiment": "bltoolbox.training.experiment",
     "Model": "bltoolbox.restoration.model",
     "RunResult": "bltoolbox.restoration.results",
+    "keep_freed_memory": "bltoolbox.bilevel.memory",
     "load_recipe": "bltoolbox.config.recipe",
     "plot": "bltoolbox.reports.figures",
     "resume": "bltoolbox.api",

@@ -15,10 +15,12 @@ def main() -> NoReturn:
     """Run the command in a process of its own."""
     end_process()
     try:
+        from bltoolbox.bilevel.memory import keep_freed_memory
         from bltoolbox.cli import main as command
         from bltoolbox.cli.streams import guard_streams
 
         guard_streams()
+        keep_freed_memory()  # the process is ours
         command()
     except Interrupted as stop:
         sys.exit(stop.exit_code)

@@ -1,4 +1,4 @@
-"""Solves do not fetch the same memory from the system again and again."""
+"""The command does not fetch the same memory from the system again and again; library users decide."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="need
 
 FAULTS = """
 import resource, sys, torch
+import bltoolbox
 from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.lower_solvers.mm import MemoryGradient
@@ -23,6 +24,8 @@ from bltoolbox.restoration.variational import join
 from bltoolbox.testing import variational
 
 torch.set_num_threads(1)
+if sys.argv[2] == "kept":
+    bltoolbox.keep_freed_memory()
 foe = FieldOfExperts()
 theta = {name: value.float() for name, value in foe.init_params((3, 64, 64), torch.Generator()).items()}
 y = torch.rand(int(sys.argv[1]), 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -34,11 +37,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(images: int, **environment: str) -> int:
+def faults(images: int, *words: str, **environment: str) -> int:
     """Page faults of a solve that is not the first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS, str(images)],
+        [sys.executable, "-c", FAULTS, str(images), *words],
         env=kept | environment,
         capture_output=True,
         text=True,
@@ -52,16 +55,55 @@ def faults(images: int, **environment: str) -> int:
 @pytest.mark.parametrize("images", [16, 208], ids=["blocks of 2.6 MB", "blocks of 34 MB"])
 def test_a_second_solve_touches_no_new_pages(images: int) -> None:
     # What the user says goes first: with blocks of a megabyte fetched one by one there are many faults.
-    by_user = faults(images, MALLOC_MMAP_THRESHOLD_="1000000", MALLOC_TRIM_THRESHOLD_="1000000")
+    user = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
+    by_user = faults(images, "kept", **user)
     assert by_user > 5_000, "the solve is meant to need much memory"
-    assert faults(images) < by_user / 10
+    assert faults(images, "kept") < by_user / 10
+
+
+SETTINGS = """
+import ctypes, sys
+calls = []
+
+class Library:
+    def __init__(self, name): pass
+    def gnu_get_libc_version(self): return b"2.36"
+    def mallopt(self, option, value): calls.append(option); return 1
+    def malloc_trim(self, pad): calls.append("trim"); return 1
+"""
+LIBRARY_USE = SETTINGS + """
+import torch
+import bltoolbox, bltoolbox.bilevel.memory as memory
+memory.ctypes.CDLL, memory.WHILE = Library, 0.0
+from bltoolbox import Model
+Model.load("denoise-gray").restore(torch.rand(24, 24).numpy())
+print(calls)
+"""
+COMMAND = SETTINGS + """
+import bltoolbox.bilevel.memory as memory
+memory.ctypes.CDLL = Library
+sys.argv = ["blt", "--version"]
+from bltoolbox.__main__ import main
+import bltoolbox.cli
+bltoolbox.cli.main = lambda: print(calls)
+main()
+"""
+
+
+@pytest.mark.parametrize(("code", "printed"), [(LIBRARY_USE, "[]"), (COMMAND, "[-4, -1, -2]")])
+def test_only_the_command_changes_the_process(code: str, printed: str) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == printed
 
 
 def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("MALLOC_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
-    assert allocator._glibc.__wrapped__() is None
+    fresh = allocator.Allocator()
+    assert not fresh.keep() and not fresh.give_back()
 
 
 GAPS = """

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.memory import keep_freed_memory
+from bltoolbox.bilevel.memory import WHILE, return_freed_memory
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Solution, Status
 from bltoolbox.bilevel.roles import LowerSolver
@@ -93,8 +93,7 @@ def _solve(
     check_every: int | None,
     ending: Status,
 ) -> Solution:
-    if x0.device.type == "cpu":
-        keep_freed_memory()
+    return_freed_memory(after=WHILE)
     tol = torch.as_tensor(tol, dtype=x0.dtype, device=x0.device).expand(len(x0))
     every = check_every or (1 if x0.device.type == "cpu" else 4)
     out = _Output(x0, lower.mu)

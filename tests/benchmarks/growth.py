@@ -18,6 +18,7 @@ from torch import Tensor
 
 from blt_builtins.lower_solvers.mm import MemoryGradient, MMState
 from blt_builtins.regularizers.foe import FieldOfExperts
+from bltoolbox.bilevel.memory import keep_freed_memory
 from bltoolbox.bilevel.oracle import BatchOracle
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Accuracy, Ask, Batch, Estimate, Rows
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     found = {
         "images": measure({m: step(m, 48, 16) for m in SIZES}, options.repeats),
         "pixels": measure({side: step(4, side, 4) for side in SIDES}, options.repeats),

@@ -35,6 +35,7 @@ from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.foe import FieldOfExperts
 from bltoolbox import Model
 from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.memory import keep_freed_memory
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Batch, Theta
 from bltoolbox.bilevel.roles import LowerSolver
@@ -279,6 +280,7 @@ def main() -> None:
     parser.add_argument("--model", default="denoise-color-foe", help="a trained Field of Experts")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     bench = Bench(options.model)
     print(f"{COUNT} images of {SIDE}², {options.threads} threads, torch {torch.__version__}")
     print(f"{'':34}{'bltoolbox':>13}{'published':>14}{'ratio':>9}")
