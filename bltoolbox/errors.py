@@ -48,8 +48,8 @@ class RecipeError(BltError):
 
     exit_code = 3
 
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(str(problem) for problem in problems))
+    def __init__(self, problems: list[Problem], message: str | None = None) -> None:
+        super().__init__("\n".join(map(str, problems)) if message is None else message)
         self.problems = problems
 
 

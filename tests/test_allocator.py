@@ -71,7 +71,9 @@ class Library:
     def mallopt(self, option, value): calls.append(option); return 1
     def malloc_trim(self, pad): calls.append("trim"); return 1
 """
-LIBRARY_USE = SETTINGS + """
+LIBRARY_USE = (
+    SETTINGS
+    + """
 import torch
 import bltoolbox, bltoolbox.bilevel.memory as memory
 memory.ctypes.CDLL, memory.WHILE = Library, 0.0
@@ -79,7 +81,10 @@ from bltoolbox import Model
 Model.load("denoise-gray").restore(torch.rand(24, 24).numpy())
 print(calls)
 """
-COMMAND = SETTINGS + """
+)
+COMMAND = (
+    SETTINGS
+    + """
 import bltoolbox.bilevel.memory as memory
 memory.ctypes.CDLL = Library
 sys.argv = ["blt", "--version"]
@@ -88,6 +93,7 @@ import bltoolbox.cli
 bltoolbox.cli.main = lambda: print(calls)
 main()
 """
+)
 
 
 @pytest.mark.parametrize(("code", "printed"), [(LIBRARY_USE, "[]"), (COMMAND, "[-4, -1, -2]")])

@@ -33,7 +33,7 @@ from bltoolbox.cli import (
     sweep,
     watch,
 )
-from bltoolbox.cli.common import Debug, debugging, say, show
+from bltoolbox.cli.common import DEBUGGING, Debug, say, show
 from bltoolbox.cli.grouping import GroupedCommands
 from bltoolbox.cli.streams import CLOSED, OutputFailed
 from bltoolbox.distributed.signals import Interrupted
@@ -87,8 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # A terminal that lacks a character shows a question mark instead of a traceback.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    DEBUGGING.set("--debug" in words)
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="blt")
+        app(args=words, prog_name="blt")
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
@@ -103,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _report(error: Exception) -> int:
-    if debugging():
+    if DEBUGGING.get():
         say("".join(traceback.format_exception(error)).rstrip(), lines=True)
     if isinstance(error, OutputFailed) and error.exit_code == CLOSED:
         return CLOSED
@@ -113,7 +115,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is not None and not is_out_of_memory(error):
         say(f"error: cannot use {_shown(error.filename)}: {error.strerror or error}")
         return 2 if error.errno == errno.ENAMETOOLONG else 1
-    hint = "" if debugging() or is_out_of_memory(error) else " (unexpected; --debug shows the traceback)"
+    hint = "" if DEBUGGING.get() or is_out_of_memory(error) else " (unexpected; --debug shows the traceback)"
     say(f"error: {explain(error)}{hint}")
     return 1
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,21 +25,10 @@ if TYPE_CHECKING:
 OVERRIDE = re.compile(r"[^/\\=]*=")
 
 
-class _Debug:
-    on = False
+#: Whether ``--debug`` was given: known before the arguments are parsed, as parsing may fail.
+DEBUGGING: ContextVar[bool] = ContextVar("DEBUGGING", default=False)
 
-
-def _set_debug(value: bool) -> bool:
-    _Debug.on = _Debug.on or value
-    return value
-
-
-def debugging() -> bool:
-    """Whether ``--debug`` was given."""
-    return _Debug.on or "--debug" in sys.argv[1:]
-
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.", callback=_set_debug)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Plugins = Annotated[
     list[Path] | None,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import typer
 
-from bltoolbox.cli.common import debugging, say
+from bltoolbox.cli.common import DEBUGGING, say
 from bltoolbox.config.reading import RECIPE, read_text
 from bltoolbox.distributed.launch import Launcher, Place, invocation, may_restart, rank_timeout
 from bltoolbox.errors import BltError, UsageError, explain
@@ -51,7 +51,7 @@ def passed_on(
     quiet: bool, verbose: bool, as_json: bool, debug: bool, plugin: Sequence[Path] | None
 ) -> list[str]:
     """The flags that a process gets from the one that starts it."""
-    flags = {"--quiet": quiet, "--verbose": verbose, "--json": as_json, "--debug": debug or debugging()}
+    flags = {"--quiet": quiet, "--verbose": verbose, "--json": as_json, "--debug": debug or DEBUGGING.get()}
     files = [word for file in plugin or () for word in ("--plugin", str(file))]
     return [name for name, on in flags.items() if on] + files
 
@@ -79,7 +79,7 @@ def speaking_for_all() -> Iterator[None]:
     except Exception as error:
         if place.rank == 0 or isinstance(error, typer.Exit):
             raise
-        if debugging() or not getattr(error, "told", False):
+        if DEBUGGING.get() or not getattr(error, "told", False):
             say(f"rank {place.rank}: error: {explain(error)}", lines=True)
         raise typer.Exit(error.exit_code if isinstance(error, BltError) else 1) from error
 
@@ -92,17 +92,6 @@ def alike() -> Iterator[None]:
     except BltError as error:
         error.told = Place.here().local > 0
         raise
-
-
-def once(ranks: Ranks, at: str, work: Callable[[], T]) -> T:
-    """Do ``work`` on every rank, or on none."""
-    found: list[T] = []
-
-    def do() -> None:
-        found.append(work())
-
-    ranks.each(at, do)
-    return found[0]
 
 
 def left_by_us(path: Path, recipe: Recipe) -> bool:

@@ -16,7 +16,6 @@ from bltoolbox.cli.processes import (
     launch,
     left_by_us,
     next_command,
-    once,
     passed_on,
     refuse_nameless,
     speaking_for_all,
@@ -121,7 +120,7 @@ def run(
         from bltoolbox.training.run_dir import RunDirectory
 
         with joined() as ranks:
-            experiment = once(ranks, "recipe", lambda: _assemble(recipe, registry, ranks))
+            experiment = ranks.in_step("recipe", lambda: _assemble(recipe, registry, ranks))
             path = Path(ranks.gather("name", str(out or _fresh(recipe)))[0])
             if was_restarted(ranks, path, recipe):
                 with reopen(path, (), registry, ranks) as reopened:

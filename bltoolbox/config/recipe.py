@@ -343,7 +343,7 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
         issues.append(Issue((place,), f"{misfit.section}: {misfit.message}"))
     _raise(document, issues)
     recipe: Recipe = construct(Recipe, values, lambda block: block)
-    return _with(recipe, document=document, **extra)
+    return replace(recipe, document=document, **extra)
 
 
 def _with_hint(issue: Issue, given: Mapping[str, Any]) -> Issue:
@@ -372,12 +372,6 @@ def _upgrade(document: Document) -> None:
             settings["upper_loss"] = {"name": "squared-error", "scale": scale}
     if settings.get("version") == 1:
         settings["version"] = FORMAT
-
-
-def _with(recipe: Recipe, **extra: Any) -> Recipe:
-    for name, value in extra.items():
-        object.__setattr__(recipe, name, value)
-    return recipe
 
 
 def _raise(document: Document, issues: list[Issue]) -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from torch.distributed.rendezvous import rendezvous as find
 from bltoolbox.distributed.launch import LIFELINE, RENDEZVOUS, Place, rank_timeout
 from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import BltError, NumericalError, explain
+
+T = TypeVar("T")
 
 #: Where a rank is that has given up.
 _FAILED = "failed"
@@ -80,6 +82,10 @@ class Ranks:
     def each(self, at: str, work: Callable[[], Any]) -> list[Any]:
         """Do ``work`` on every rank and meet: what each returned (plain data). Where one fails, all raise."""
         return [work()]
+
+    def in_step(self, at: str, work: Callable[[], T]) -> T:
+        """Do ``work`` on every rank and meet: what it returned on this one. Where one fails, all raise."""
+        return work()
 
     def sum(self, numbers: Tensor) -> Tensor:
         """The sum over ranks of a float64 vector, the same to the last bit on all. Only right after a meeting."""
@@ -145,19 +151,32 @@ class Group(Ranks):
         return [message["word"] for message in messages]
 
     def each(self, at: str, work: Callable[[], Any]) -> list[Any]:
-        failure: BaseException | None = None
-        result = None
+        try:
+            word = {"done": work()}
+        except BaseException as error:
+            self._fail(at, error)
+        return [word["done"] for word in self._all_done(at, word)]
+
+    def in_step(self, at: str, work: Callable[[], T]) -> T:
         try:
             result = work()
         except BaseException as error:
-            failure = error
-        words = self.gather(at, {"done": result} if failure is None else {"failure": _describe(failure)})
-        failures = [(rank, word["failure"]) for rank, word in enumerate(words) if "failure" in word]
-        if failures:
-            self._raise(failures, failure)
-        return [word["done"] for word in words]
+            self._fail(at, error)
+        self._all_done(at, {})
+        return result
 
-    def _raise(self, failures: list[tuple[int, dict[str, Any]]], mine: BaseException | None) -> None:
+    def _all_done(self, at: str, word: dict[str, Any]) -> list[dict[str, Any]]:
+        """Say that this rank has done its work: what all say, if all have."""
+        words = self.gather(at, word)
+        if failures := _failures(words):
+            self._raise(failures, None)
+        return words
+
+    def _fail(self, at: str, error: BaseException) -> NoReturn:
+        """Say that this rank has failed."""
+        self._raise(_failures(self.gather(at, {"failure": _describe(error)})), error)
+
+    def _raise(self, failures: list[tuple[int, dict[str, Any]]], mine: BaseException | None) -> NoReturn:
         """On all ranks: an interruption first, then what no policy recovers from, then what one might."""
         interrupts = [one["signal"] for _, one in failures if one["signal"]]
         if interrupts:
@@ -300,6 +319,10 @@ def _follow_launcher() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True, name="blt-launcher").start()
+
+
+def _failures(words: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    return [(rank, word["failure"]) for rank, word in enumerate(words) if "failure" in word]
 
 
 def _describe(error: BaseException) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,21 +27,27 @@ class Interrupted(BaseException):
         self.exit_code = 128 + number
 
 
+@dataclass
 class _State:
-    allowed = False
+    """How this process answers the two signals, of which there is one pair in a process."""
+
+    allowed: bool = False
     pending: int | None = None
     #: Nothing is left to do but to exit.
-    ending = False
+    ending: bool = False
+
+
+_state = _State()
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    _State.pending = number
-    if _State.allowed:
+    _state.pending = number
+    if _state.allowed:
         _raise()
 
 
 def _raise() -> None:
-    number, _State.pending, _State.allowed = _State.pending, None, False
+    number, _state.pending, _state.allowed = _state.pending, None, False
     if number is not None:
         raise Interrupted(number)
 
@@ -49,7 +56,7 @@ def _raise() -> None:
 def handled() -> Iterator[None]:
     """Turn the two signals into ``Interrupted`` within this block (main thread only)."""
     previous = {number: signal.signal(number, _handle) for number in _SIGNALS}
-    _State.pending, _State.allowed = None, False
+    _state.pending, _state.allowed = None, False
     try:
         yield
     finally:
@@ -60,14 +67,14 @@ def handled() -> Iterator[None]:
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
     """A computation that may be interrupted at any point, as it leaves no trace if it is."""
-    before = _State.allowed
-    _State.allowed = True
+    before = _state.allowed
+    _state.allowed = True
     try:
-        if _State.pending is not None:
+        if _state.pending is not None:
             _raise()
         yield
     finally:
-        _State.allowed = before
+        _state.allowed = before
 
 
 def end_process() -> None:
@@ -81,11 +88,11 @@ def end_process() -> None:
 
 def end_process_at_once() -> None:
     """From here on nothing can be left half done: do not disturb Python, which is cleaning up, with exceptions."""
-    _State.ending = True
+    _state.ending = True
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if _State.ending or _imports(frame):
+    if _state.ending or _imports(frame):
         os._exit(128 + number)
     raise Interrupted(number)
 

@@ -16,7 +16,9 @@ import hashlib
 import io
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,16 @@ def _names_segment(entry: Any) -> bool:
     return isinstance(name, str) and Path(name).name == name and isinstance(count, int)
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    """What was read of a checkpoint, or why it is passed over."""
+
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    #: What the ranks kept for themselves.
+    own: Sequence[Any] = ()
+    problem: str | None = None
+
+
 class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
@@ -188,44 +200,45 @@ class Checkpoints:
         names = [path.name for path in reversed(self._manifests())]
         names, last = self.ranks.gather("checkpoints", [names, max(self._numbers())])[0]
         for name in names:
-            manifest: dict[str, Any] = {}
-            own: list[Any] = []
-
-            def read(path: Path = self.folder / name, found: Any = (manifest, own)) -> str | None:
-                try:
-                    found[0].update(self._read_manifest(path))
-                    if (flaw := find_flaw(found[0]["content"])) is not None:
-                        raise DamagedCheckpoint(f"{path.name} {flaw}")
-                    for segment in self._own_segments(found[0]):
-                        read_checked(
-                            segment
-                        )  # all are whole before the first is used; one at a time in memory
-                    for one in found[0].get("own", []):
-                        found[1].append(self._read_own(one))
-                except DamagedCheckpoint as error:
-                    return f"{error}; falling back to the checkpoint before it"
-                return None
-
-            problems = [one for one in self.ranks.each(f"reading {name}", read) if one]
+            attempt = self.ranks.in_step(
+                f"reading {name}", partial(self._attempt, self.folder / name, find_flaw)
+            )
+            problems = [one for one in self.ranks.gather(f"judging {name}", attempt.problem) if one]
             if problems:
                 passed.append(problems[0])
                 continue
-            for segment in self._own_segments(manifest):
-                with refusing_misfits(segment.name):
-                    for kind, held in read_checked(segment).items():
-                        self.stores[_RENAMED.get(kind, kind)].restore(held)
-            for store in self.stores.values():
-                store.settle()
-            self.segments = [(str(segment), int(count)) for segment, count in manifest["segments"]]
+            self._restore(attempt.manifest)
             self.number = last
             self.ranks.gather("restored")
             if self.ranks.first:
                 self._remove_orphans()
-            return manifest["content"] | {"own": [one for one in own if one]}, passed
+            return attempt.manifest["content"] | {"own": [one for one in attempt.own if one]}, passed
         raise BltError(
             f"{self.folder} holds no usable checkpoint"
             + (f": {'; '.join(passed)}" if passed else "; run it anew")
         )
+
+    def _attempt(self, path: Path, find_flaw: Callable[[Mapping[str, Any]], str | None]) -> _Attempt:
+        """Read a checkpoint, and make sure that all of it is whole before any of it is used."""
+        try:
+            manifest = self._read_manifest(path)
+            if (flaw := find_flaw(manifest["content"])) is not None:
+                raise DamagedCheckpoint(f"{path.name} {flaw}")
+            for segment in self._own_segments(manifest):
+                read_checked(segment)  # one at a time in memory
+            return _Attempt(manifest, [self._read_own(entry) for entry in manifest.get("own", [])])
+        except DamagedCheckpoint as error:
+            return _Attempt(problem=f"{error}; falling back to the checkpoint before it")
+
+    def _restore(self, manifest: Mapping[str, Any]) -> None:
+        """Put the warm starts back."""
+        for segment in self._own_segments(manifest):
+            with refusing_misfits(segment.name):
+                for kind, held in read_checked(segment).items():
+                    self.stores[_RENAMED.get(kind, kind)].restore(held)
+        for store in self.stores.values():
+            store.settle()
+        self.segments = [(str(segment), int(count)) for segment, count in manifest["segments"]]
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         write_checked(self.folder / name, content, within=self.folder.parent)

@@ -38,12 +38,11 @@ def reopen(
 ) -> Iterator[Reopened]:
     """Assemble the experiment of a run directory again, which is locked from before its recipe is read."""
     directory = RunDirectory(path, ranks=ranks)
-    assembled: list[tuple[Experiment, dict[str, Any] | None]] = []
     # Before the lock, which would leave a file in a folder that is something else.
     ranks.each("run directory there", lambda: _refuse_other(path))
     with directory.held():
-        ranks.each("reopening", lambda: assembled.append(_assemble(path, overrides, registry, ranks)))
-        yield Reopened(directory, *assembled[0])
+        assembled = ranks.in_step("reopening", lambda: _assemble(path, overrides, registry, ranks))
+        yield Reopened(directory, *assembled)
 
 
 def _assemble(

@@ -134,8 +134,7 @@ class _Invalid(RecipeError):
 
     def __init__(self, wrong: Mapping[str, Sequence[str]], count: int, exit_code: int) -> None:
         lines = [f"{_cells(names, count)}: {line}" for line, names in wrong.items()]
-        BltError.__init__(self, "\n".join(lines))
-        self.problems = []
+        super().__init__([], "\n".join(lines))
         self.exit_code = exit_code
 
 
