@@ -21,7 +21,7 @@ from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import RecipeError
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational, join
-from bltoolbox.testing import Gain, make_oracle, smooth_images
+from bltoolbox.testing import make_oracle, smooth_images
 from bltoolbox.training.baseline import tune
 
 TINY = [
@@ -74,7 +74,7 @@ def test_tuning_the_baseline_ends_with_the_seconds_of_the_budget(
 def search(trials: float) -> tuple[object, dict[str, Tensor]]:
     tv = TotalVariation()
     oracle = make_oracle(smooth_images(2, (1, 8, 8)), tv, AGD(), None, noise=0.1)  # type: ignore[arg-type]
-    theta = join(regularizer=tv.init_params(1, keyed_generator(0)))
+    theta = join(regularizer=tv.init_params((1, 16, 16), keyed_generator(0)))
     left = [trials]
 
     def stop() -> bool:
@@ -82,7 +82,7 @@ def search(trials: float) -> tuple[object, dict[str, Tensor]]:
         return left[0] < 0
 
     options = {"tol": 1e-2, "chunk": 2, "limit": 500, "stop": stop}
-    return tune(oracle.problem, theta, oracle.samples, AGD(), **options), theta  # type: ignore[arg-type]
+    return tune(oracle.problem, theta, oracle.tasks.samples, AGD(), **options), theta  # type: ignore[arg-type]
 
 
 def test_a_search_that_is_stopped_keeps_its_best_trial() -> None:
@@ -132,16 +132,3 @@ def test_the_largest_noise_is_that_of_the_range() -> None:
     assert load_recipe("smoke", ["noise=1"]).noise == 1
     with pytest.raises(RecipeError, match="noise"):
         load_recipe("smoke", ["noise=300/255"])
-
-
-def test_an_operator_adds_its_noise_also_when_there_is_none() -> None:
-    class Marked(Gain):
-        def add_noise(self, y: Tensor, noise: Tensor) -> Tensor:
-            assert noise.shape == y.shape
-            return y + noise + 7
-
-    images = smooth_images(2, (1, 4, 4))
-    for noise in (0.0, 0.1):
-        oracle = make_oracle(images, TotalVariation(), AGD(), None, operator=Marked(), noise=noise)  # type: ignore[arg-type]
-        x_true, y = oracle.samples.batch([0, 1])
-        assert float((y - x_true).mean()) > 6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def test_a_model_loaded_in_inference_mode_works_there_and_outside(tmp_path: Path
 class Learned(Regularizer):
     """R = e^θ/2 ‖x‖², whose constants are functions of θ."""
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {"log_weight": torch.zeros((), dtype=torch.float64)}
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
@@ -115,7 +115,8 @@ def test_the_loop_detaches_start_measurements_and_theta(mode: str, limit: int) -
 
 def test_energies_stay_differentiable() -> None:
     theta = {
-        name: value.requires_grad_() for name, value in small_foe().init_params(3, torch.Generator()).items()
+        name: value.requires_grad_()
+        for name, value in small_foe().init_params((3, 16, 16), torch.Generator()).items()
     }
     lower_level(small_foe(), noisy(2), theta=theta).energy(noisy(2, seed=1)).sum().backward()
     assert all(value.grad is not None for value in theta.values())

@@ -139,9 +139,9 @@ class Prepared:
         self.solver = counting(AGD, self.seen)
         images = smooth_images(5, (3, 9, 10))
         self.oracle = make_oracle(images, foe, self.solver, CGIFT(), chunk=3)
-        self.theta = join(regularizer=foe.init_params(3, keyed_generator(0)))
+        self.theta = join(regularizer=foe.init_params((3, 16, 16), keyed_generator(0)))
         self.asked = self.oracle.on(Batch(range(5), [1.0] * 5))
-        self.asked.hypergradient(self.theta, 1e-2, 1e-2)
+        self.asked.hypergradient(self.theta, Accuracy(1e-2), Accuracy(1e-2))
         self.oracle.iteration_limit, self.oracle.hypergradient = limit, CGIFT(adjoint_limit)
         self.before, self.warm = self.oracle.cost, kept(self.oracle.solutions, range(5))
         self.seen.clear()
@@ -155,7 +155,7 @@ class Prepared:
 
 def test_a_trial_value_that_fails_is_charged() -> None:
     case = Prepared(limit=4)
-    value = case.asked.value({name: one + 0.5 for name, one in case.theta.items()}, 1e-9)
+    value = case.asked.value({name: one + 0.5 for name, one in case.theta.items()}, Accuracy(1e-9))
     assert value.value == float("inf")
     spent = case.oracle.cost - case.before
     case.assert_charged(spent)
@@ -167,7 +167,7 @@ def test_a_trial_value_that_fails_is_charged() -> None:
 def test_a_hypergradient_that_fails_is_charged(limit: int, adjoint_limit: int) -> None:
     case = Prepared(limit, adjoint_limit)
     with pytest.raises(NumericalError, match="limit"):
-        case.asked.hypergradient(case.theta, 1e-7, 1e-9)
+        case.asked.hypergradient(case.theta, Accuracy(1e-7), Accuracy(1e-9))
     spent = case.oracle.cost - case.before
     case.assert_charged(spent)
     assert spent.hypergradients == 1 and spent.slowest >= spent.computations
@@ -190,7 +190,7 @@ def test_an_interrupted_call_is_charged_apart(when: str, monkeypatch: pytest.Mon
     else:
         monkeypatch.setattr(Lower, "mixed", lambda *_: (_ for _ in ()).throw(Interrupted(signal.SIGINT)))
     with pytest.raises(Interrupted):
-        case.asked.hypergradient(case.theta, 1e-6, 1e-6)
+        case.asked.hypergradient(case.theta, Accuracy(1e-6), Accuracy(1e-6))
     assert case.oracle.cost == case.before, "it will be repeated"
     if when == "lower":
         # The iteration that the signal met is counted, as it had begun.

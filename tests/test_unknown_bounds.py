@@ -19,13 +19,14 @@ from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.gd import GradientDescent
 from blt_builtins.operators.blur import Blur
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.bilevel.records import Theta
+from bltoolbox.bilevel.records import Accuracy, Bound, Rows, Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.restoration.roles import Operator, Regularizer
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.variational import join
 from bltoolbox.testing import Gain, full_batch, make_oracle, smooth_images
+from bltoolbox.testing.problems import variational
 from bltoolbox.training.assemble import assemble
 
 SHAPE = (1, 6, 7)
@@ -39,7 +40,7 @@ class Waves(Regularizer):
     def __init__(self, size: float = 0.4, frequency: float = 3.0) -> None:
         self.size, self.frequency = size, frequency
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {"log_size": torch.full((1,), math.log(self.size), dtype=torch.float64)}
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ class KnownWaves(Waves):
 class Convex(Regularizer):
     """R = ½‖x‖², which says nothing but that it is convex."""
 
-    def init_params(self, channels: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {"log_size": torch.zeros(1, dtype=torch.float64)}
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
@@ -72,13 +73,13 @@ class SilentConvex(Convex):
 
 
 class SilentGain(Gain):
-    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> None:  # type: ignore[override]
-        return None
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[None, Bound]:
+        return None, super().spectrum(theta, shape, context)[1]
 
 
 def mu_of(operator: Operator, regularizer: Regularizer, ridge: float = 0.0) -> Tensor:
-    theta = join(regularizer=regularizer.init_params(1, torch.Generator()))
-    problem = Variational(operator, regularizer, strong_convexity=ridge)
+    theta = join(regularizer=regularizer.init_params((1, 16, 16), torch.Generator()))
+    problem = variational(operator, regularizer, strong_convexity=ridge)
     return problem.at(theta, SHAPE).on(noisy(2, SHAPE)).mu
 
 
@@ -111,15 +112,15 @@ def oracle_of(regularizer: Regularizer, **options: Any) -> Any:
 @pytest.mark.parametrize("regularizer", [Waves(), KnownWaves()])
 def test_nothing_is_certified_where_h_is_not_convex(regularizer: Regularizer) -> None:
     oracle = oracle_of(regularizer)
-    theta = join(regularizer=regularizer.init_params(1, torch.Generator()))
-    lower = oracle.problem.at(theta, SHAPE).on(oracle.samples.batch(range(3))[1])
+    theta = join(regularizer=regularizer.init_params((1, 16, 16), torch.Generator()))
+    lower = oracle.problem.at(theta, SHAPE).on(oracle.tasks.samples.batch(range(3)).y)
     flat = lower.linearize(torch.zeros_like(lower.y)).hvp(torch.ones_like(lower.y))
     assert float(flat.max()) < 0, "h is meant not to be convex"
-    result = oracle.on(full_batch(oracle)).hypergradient(theta, 1e-3, 1e-3, bound=True)
+    result = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-3), Accuracy(1e-3), bound=True)
     assert not result.value.certified
     assert result.certificate["distance_kind"] == "gradient norm"
     assert result.certificate["bound_kind"] == "estimated"
-    value = oracle.on(full_batch(oracle)).value(theta, 1e-3)
+    value = oracle.on(full_batch(oracle)).value(theta, Accuracy(1e-3))
     assert not value.certified and value.upper == math.inf, "an upper bound would need μ"
     distances = solve(AGD(), lower, lower.start(), 1e-6).distance
     assert distances.isnan().all()
@@ -127,16 +128,16 @@ def test_nothing_is_certified_where_h_is_not_convex(regularizer: Regularizer) ->
 
 def test_a_known_weak_convexity_certifies_what_a_ridge_makes_up_for() -> None:
     oracle = oracle_of(KnownWaves(), strong_convexity=4.0)
-    theta = join(regularizer=KnownWaves().init_params(1, torch.Generator()))
-    result = oracle.on(full_batch(oracle)).hypergradient(theta, 1e-3, 1e-3)
+    theta = join(regularizer=KnownWaves().init_params((1, 16, 16), torch.Generator()))
+    result = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-3), Accuracy(1e-3))
     assert result.value.certified and result.certificate["distance_kind"] == "certified"
 
 
 @pytest.mark.parametrize("solver", [AGD(), GradientDescent()])
 @pytest.mark.parametrize("regularizer", [Waves(), KnownWaves()])
 def test_solvers_do_without_mu(solver: LowerSolver, regularizer: Regularizer) -> None:
-    theta = join(regularizer=regularizer.init_params(1, torch.Generator()))
-    lower = Variational(Gain(), regularizer).at(theta, SHAPE).on(noisy(4, SHAPE))
+    theta = join(regularizer=regularizer.init_params((1, 16, 16), torch.Generator()))
+    lower = variational(Gain(), regularizer).at(theta, SHAPE).on(noisy(4, SHAPE))
     found = solve(solver, lower, lower.start(), 1e-8, limit=5000)
     assert float(lower.residual(found.x).max()) <= 1e-8
     assert bool((lower.energy(found.x) <= lower.energy(lower.start())).all())
@@ -147,9 +148,9 @@ def test_an_infinite_lipschitz_constant_is_no_constant() -> None:
         def lipschitz(self, theta: Theta, shape: Sequence[int]) -> float:
             return math.inf
 
-    theta = join(regularizer=Convex().init_params(1, torch.Generator()))
-    lower = Variational(Gain(), Unbounded()).at(theta, SHAPE).on(noisy(2, SHAPE))
-    assert lower.lipschitz is None
+    theta = join(regularizer=Convex().init_params((1, 16, 16), torch.Generator()))
+    lower = variational(Gain(), Unbounded()).at(theta, SHAPE).on(noisy(2, SHAPE))
+    assert not lower.bounded and bool(torch.isinf(lower.lipschitz).all())
     found = solve(AGD(), lower, lower.start(), 1e-8)
     torch.testing.assert_close(found.x, lower.y / 2, rtol=0, atol=1e-7)
 
@@ -196,7 +197,7 @@ def test_a_run_with_a_regularizer_that_says_nothing_warns_and_certifies_nothing(
     body = source[source.index("class Waves(") : source.index("class KnownWaves(")]
     head = (
         "import math\nfrom typing import ClassVar\nimport torch\nfrom torch import Tensor\n"
-        "from bltoolbox.config.hooks import Component, hookimpl\nfrom bltoolbox.bilevel.roles import Regularizer, Theta\n\n"
+        "from bltoolbox.plugin import Component, hookimpl, Regularizer, Theta\n\n"
         "@hookimpl\ndef blt_components():\n"
         "    return [Component('regularizer', 'waves', f'{__name__}:Waves', 'Waves.')]\n\n\n"
     )

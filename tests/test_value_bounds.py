@@ -15,7 +15,7 @@ from blt_builtins.upper_optimizers.hoag import HOAG
 from blt_builtins.upper_optimizers.maid import MAID
 from bltoolbox.bilevel.bounds import RITZ_STEPS
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.records import Step
+from bltoolbox.bilevel.records import Accuracy, Step
 from bltoolbox.bilevel.roles import HypergradientEstimator, UpperOptimizer
 from bltoolbox.restoration.variational import join
 from bltoolbox.testing import full_batch, make_oracle, smooth_images
@@ -44,12 +44,12 @@ def steps_and_truth(optimizer: UpperOptimizer, oracle: BilevelOracle, count: int
     exact = deblurring(ridge=oracle.problem.strong_convexity)
     reference, asked = exact.on(full_batch(exact)), oracle.on(full_batch(oracle))
     theta, state, found = THETA, optimizer.init(THETA), []
-    before = reference.value(theta, 1e-8).value
+    before = reference.value(theta, Accuracy(1e-8)).value
     for _ in range(count):
         step = optimizer.step(theta, asked, state)
         assert step.finished is None
         theta, state = step.theta, step.state
-        value = reference.value(theta, 1e-8)
+        value = reference.value(theta, Accuracy(1e-8))
         reference.accept(value)
         found.append((step, before - value.value))
         before = value.value
@@ -68,14 +68,14 @@ def test_the_decreases_that_maid_logs_do_not_exceed_the_true_ones(ridge: float) 
 
 def test_bounds_of_values_hold_and_are_paid_for() -> None:
     exact = deblurring()
-    true = exact.on(full_batch(exact)).value(THETA, 1e-8).value
+    true = exact.on(full_batch(exact)).value(THETA, Accuracy(1e-8)).value
     for solver in ("agd", "mm"):
         for tol in (0.1, 1e-2, 1e-3):
             oracle = deblurring(solver)
-            unasked = oracle.on(full_batch(oracle)).value(THETA, tol)
+            unasked = oracle.on(full_batch(oracle)).value(THETA, Accuracy(tol))
             assert unasked.upper == math.inf and not unasked.certified, "nothing is known without an estimate"
             before = oracle.cost
-            value = oracle.on(full_batch(oracle)).value(THETA, tol, bound=True)
+            value = oracle.on(full_batch(oracle)).value(THETA, Accuracy(tol), bound=True)
             assert value.lower <= true <= value.upper < math.inf and not value.certified
             assert oracle.cost.power_iterations - before.power_iterations == 3 * RITZ_STEPS
             assert oracle.cost.hessian_products - before.hessian_products == 3 * RITZ_STEPS
@@ -83,7 +83,7 @@ def test_bounds_of_values_hold_and_are_paid_for() -> None:
 
 def test_a_hypergradient_without_adjoint_has_no_bound_but_its_value_does() -> None:
     oracle = deblurring(estimator=Unrolled(20))
-    result = oracle.on(full_batch(oracle)).hypergradient(THETA, 1e-2, 1e-2, bound=True)
+    result = oracle.on(full_batch(oracle)).hypergradient(THETA, Accuracy(1e-2), Accuracy(1e-2), bound=True)
     assert result.bound is None and result.bound_kind is None
     assert result.value.value < result.value.upper < math.inf
 

@@ -107,7 +107,7 @@ def test_widths_meet_what_is_shared() -> None:
 def test_derivatives_at_the_initial_theta(start: str, channels: int, filters: int, size: int) -> None:
     """Kernels that are symmetric would attain the norm at several frequencies, where it has a kink."""
     regularizer = WeaklyConvexExperts(filters, size, start=start)  # type: ignore[arg-type]
-    theta = regularizer.init_params(channels, keyed_generator("theta", 0))
+    theta = regularizer.init_params((channels, 16, 16), keyed_generator("theta", 0))
 
     def log_curvature(theta: Mapping[str, Tensor]) -> Tensor:
         return regularizer._curvatures(theta).log().sum() / filters

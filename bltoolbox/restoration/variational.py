@@ -21,7 +21,7 @@ from torch import Tensor
 from bltoolbox.bilevel.problem import Composite, Linearization, Lower, Upper, rows_of
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
-from bltoolbox.bilevel.tensors import dot, image_layout, norm, ordinary
+from bltoolbox.bilevel.tensors import detached, dot, image_layout, norm, ordinary
 from bltoolbox.restoration.roles import DataTerm, Operator, Regularizer, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
@@ -159,11 +159,15 @@ class VariationalAt:
     @cached_property
     def prior_lipschitz(self) -> Bound:
         """Of ∇R; computed when a solver asks."""
-        return self.problem.regularizer.lipschitz(self.prepared["regularizer"], self.shape)
+        with detached():
+            return self.problem.regularizer.lipschitz(self.prepared["regularizer"], self.shape)
 
     @cached_property
     def prior_convexity(self) -> Bound:
-        return self.problem.regularizer.strong_convexity(self.prepared["regularizer"], self.shape)
+        with detached():
+            bound = self.problem.regularizer.strong_convexity(self.prepared["regularizer"], self.shape)
+        # The Hessian of a convex function is never negative, whether or not its author says more.
+        return 0.0 if bound is None and self.problem.regularizer.convex else bound
 
     def spectrum(self, context: Rows) -> tuple[Bound, Bound]:
         """Bounds of AᵀA; computed once where all samples have the same operator."""
@@ -174,7 +178,9 @@ class VariationalAt:
         return self._spectrum({})
 
     def _spectrum(self, context: Rows) -> tuple[Bound, Bound]:
-        return self.problem.operator.spectrum(self.prepared["operator"], self.shape, context)
+        with detached():
+            least, most = self.problem.operator.spectrum(self.prepared["operator"], self.shape, context)
+        return (0.0 if least is None else least), most  # AᵀA is never negative
 
     def on(self, y: Tensor, context: Rows | None = None, ids: Sequence[int] | None = None) -> ImageLower:
         """Bound to measurements."""
@@ -200,7 +206,9 @@ class VariationalAt:
         _, most = self.spectrum(context)
         _, curvature = problem.data_term.spectrum(self.prepared["data_term"], y)
         data = None if most is None or curvature is None else curvature * most
-        return add_bounds(data, self.prior_lipschitz, problem.strong_convexity)
+        bound = add_bounds(data, self.prior_lipschitz, problem.strong_convexity)
+        # Infinity bounds nothing; a step of length 1/∞ would not move.
+        return None if bound is None or bool(torch.isinf(torch.as_tensor(bound)).any()) else bound
 
 
 def prepare(problem: Variational, theta: Theta) -> dict[str, Theta]:
@@ -233,7 +241,7 @@ def _lowest(curvature: Bound, least: Bound, most: Bound) -> Bound:
 
 def _column(bound: Bound, like: Tensor, unknown: float = -math.inf) -> Tensor:
     """One entry per sample."""
-    value = unknown if bound is None else bound
+    value = unknown if bound is None else bound.detach() if isinstance(bound, Tensor) else bound
     return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).clone()
 
 
