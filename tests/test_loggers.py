@@ -23,6 +23,7 @@ from bltoolbox.runs.history import RunHistory
 from bltoolbox.runs.settings import labels
 from bltoolbox.testing.conformance import check_component
 from bltoolbox.training.assemble import assemble
+from bltoolbox.training.driver import resume_in
 from bltoolbox.training.experiment import Experiment
 
 QUICK = [*TINY, "baseline=null", "checkpoint.every=0"]
@@ -122,7 +123,7 @@ def test_a_resumed_run_says_where_it_goes_on(loud: None, tmp_path: Path) -> None
     from bltoolbox.training.resume import reopen
 
     with reopen(tmp_path / "run", [], load_registry()) as reopened:
-        reopened.directory.resume(reopened.experiment)
+        resume_in(reopened.directory, reopened.experiment)
     (guarded,) = reopened.experiment.loggers
     told = guarded.logger.told  # type: ignore[attr-defined]
     assert told[:3] == ["started", "resumed 2", "step 3"]
