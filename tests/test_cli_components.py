@@ -227,6 +227,8 @@ def test_validate(here: Run, tmp_path: Path) -> None:
     assert done.returncode == 3
     assert done.stdout == f"{good}: valid\n"
     assert done.stderr.count(f"{bad}:") == len(done.stderr.splitlines()) == 9
+    done = here("validate", str(good), "validation.metric=sim")
+    assert done.returncode == 3 and "there is no metric 'sim'; did you mean 'ssim'?" in done.stderr
     told: list[dict[str, Any]] = json.loads(here("validate", str(good), str(bad), "--json").stdout)
     assert [one["valid"] for one in told] == [True, False]
     assert told[1]["problems"][1]["line"] == 1

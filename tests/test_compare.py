@@ -17,6 +17,7 @@ from commands import Call, caller
 from bltoolbox.config.yaml_text import dump
 from bltoolbox.reports.compare.comparison import band, compare, default_levels, running_mean
 from bltoolbox.runs.history import RunHistory
+from bltoolbox.runs.metric import UNDESCRIBED, Metric
 
 RECIPE: dict[str, Any] = {
     "seed": 0,
@@ -77,16 +78,16 @@ def histories(*paths: Path) -> list[RunHistory]:
 def test_a_history_lines_up_steps_times_and_checks(tmp_path: Path) -> None:
     run = RunHistory.read(make_run(tmp_path / "run"))
     assert run.finished and run.status == "budget spent" and run.notes == []
-    assert (run.step_count, run.computations, run.seconds, run.test_psnr) == (10, 1000, 5.0, 27.0)
+    assert (run.step_count, run.computations, run.seconds, run.tested(run.metric)) == (10, 1000, 5.0, 27.0)
     assert [(one.step, one.computations, one.seconds) for one in run.checks] == [
         (0, 0, 0.0),
         (5, 500, 2.5),
         (10, 1000, 5.0),
     ]
-    assert run.has("evaluation") and not run.has("validation")
-    reached = run.reached(25.0, "evaluation")
+    assert run.has("evaluation", run.metric) and not run.has("validation", run.metric)
+    reached = run.reached(25.0, "evaluation", run.metric)
     assert reached is not None and (reached.computations, reached.seconds) == (500, 2.5)
-    assert run.reached(27.1, "evaluation") is None
+    assert run.reached(27.1, "evaluation", run.metric) is None
     steps = [check.step for cost in (0, 499, 500, 1e9) if (check := run.check_at(cost))]
     assert steps == [0, 0, 5, 10]
     assert run.theta_file(run.checks[1]) == tmp_path / "run" / "thetas" / "000005.safetensors"
@@ -124,7 +125,7 @@ def test_a_run_without_checks_of_its_own_has_those_in_its_metrics(tmp_path: Path
     with (run / "metrics.jsonl").open("a") as log:
         log.write('{"step": 11, "computations": 1100, "loss": NaN, "validation_psnr": 28.5}\n')
     history = RunHistory.read(run)
-    assert [(check.step, check.validation_psnr) for check in history.checks] == [(11, 28.5)]
+    assert [(check.step, dict(check.values)) for check in history.checks] == [(11, {"validation_psnr": 28.5})]
     assert history.steps[-1].loss is None, "NaN is no loss"
 
 
@@ -193,20 +194,68 @@ def test_levels_are_round_and_reached_by_someone(tmp_path: Path) -> None:
     slow, fast = histories(
         make_run(tmp_path / "slow", (20.1, 21.0, 22.0)), make_run(tmp_path / "fast", (20.3, 25.0, 28.4))
     )
-    assert default_levels([slow, fast], "evaluation") == [24.0, 26.0, 28.0]
-    assert default_levels([slow], "evaluation") == [21.0, 21.5, 22.0]
-    assert default_levels([RunHistory.read(make_run(tmp_path / "down", (20.0, 19.0)))], "evaluation") == []
-    assert default_levels([], "evaluation") == []
+    assert default_levels([slow, fast], "evaluation", UNDESCRIBED) == [24.0, 26.0, 28.0]
+    assert default_levels([slow], "evaluation", UNDESCRIBED) == [21.0, 21.5, 22.0]
+    assert (
+        default_levels(
+            [RunHistory.read(make_run(tmp_path / "down", (20.0, 19.0)))], "evaluation", UNDESCRIBED
+        )
+        == []
+    )
+    assert default_levels([], "evaluation", UNDESCRIBED) == []
     comparison = compare([slow, fast], [28.0, 21.0])
     assert comparison.levels == [21.0, 28.0]
 
 
+NRMSE = Metric("nrmse", "NRMSE", "", 4, higher=False)
+
+
+def described(path: Path, metric: Metric) -> Path:
+    """The run of ``make_run``, as one that chose by another metric records it."""
+    for file in path.glob("*.json*"):
+        file.write_text(file.read_text().replace("psnr", metric.name))
+    status = json.loads((path / "status.json").read_text()) | {"metrics": [metric.as_dict()]}
+    (path / "status.json").write_text(json.dumps(status))
+    return path
+
+
+def test_less_may_be_better(tmp_path: Path) -> None:
+    run = RunHistory.read(described(make_run(tmp_path / "run", (0.5, 0.31, 0.22)), NRMSE))
+    assert run.metric == NRMSE and run.best("evaluation", run.metric) == 0.22
+    comparison = compare([run])
+    assert comparison.quality == "test NRMSE"
+    assert all(0.22 <= level < 0.5 for level in comparison.levels) and len(comparison.levels) == 3
+    reached = run.reached(0.4, "evaluation", NRMSE)
+    assert reached is not None and reached.step == 5, "0.31 is better than 0.4, and 0.5 is not"
+    assert run.reached(0.2, "evaluation", NRMSE) is None
+
+
+def test_runs_that_chose_by_different_metrics(tmp_path: Path) -> None:
+    runs = histories(
+        make_run(tmp_path / "a"),
+        make_run(tmp_path / "b", seed=1),
+        described(make_run(tmp_path / "c", (0.5, 0.31, 0.22), seed=2), NRMSE),
+    )
+    comparison = compare(runs)
+    assert comparison.metric == UNDESCRIBED
+    assert any("c: no check has a test PSNR" in note for note in comparison.notes)
+
+
+def test_a_metric_that_is_damaged_is_not_believed(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    status = json.loads((path / "status.json").read_text())
+    good = UNDESCRIBED.as_dict()
+    for wrong in ({}, [], [1], [good | {"digits": 10**9}], [good | {"name": "../x"}], [good | {"more": 1}]):
+        (path / "status.json").write_text(json.dumps(status | {"metrics": wrong}))
+        assert RunHistory.read(path).metrics == (UNDESCRIBED,)
+
+
 def test_test_psnr_only_where_all_runs_have_it(tmp_path: Path) -> None:
     test, held_out = histories(make_run(tmp_path / "a"), make_run(tmp_path / "b", test=False, noise=0.2))
-    assert compare([test]).psnr_name == "test PSNR"
-    assert compare([held_out]).psnr_name == "validation PSNR"
+    assert compare([test]).quality == "test PSNR"
+    assert compare([held_out]).quality == "validation PSNR"
     mixed = compare([test, held_out])
-    assert mixed.psnr_name == "test PSNR"
+    assert mixed.quality == "test PSNR"
     assert any("b: no check has a test PSNR" in note for note in mixed.notes)
 
 
@@ -229,7 +278,7 @@ def test_running_means_and_bands() -> None:
 
 def test_until_its_first_step_a_run_is_as_good_as_at_its_start(tmp_path: Path) -> None:
     comparison = compare(histories(make_run(tmp_path / "run")))
-    curve = comparison.psnrs(comparison.runs[0], "computations")
+    curve = comparison.qualities(comparison.runs[0], "computations")
     assert [y for _, y in curve] == [20.0, 20.0, 25.0, 27.0]
     assert [x for x, _ in curve] == pytest.approx([0, 100, 500, 1000]) and curve[1][0] < 100
 
@@ -391,10 +440,12 @@ def test_pictures_show_what_a_cost_buys(trained: Path, here: Call, tmp_path: Pat
     model = Model.load(history.theta_file(last), "cpu")
     assert experiment.evaluation is not None
     found = evaluate(model.problem, model.theta, experiment.evaluation, model.solver, tol=1e-2)
-    assert row["pictures"][2]["psnr"] == pytest.approx(found.after[0], abs=1e-4)
-    assert row["psnr_measured"] == pytest.approx(found.before[0], abs=1e-4)
+    assert row["pictures"][2]["psnr"] == pytest.approx(found.after["psnr"][0], abs=1e-4)
+    assert row["psnr_measured"] == pytest.approx(found.before["psnr"][0], abs=1e-4)
     again = here(str(trained), "--at", "0", "-o", "other.pdf", "--image", "1", "--json")
-    assert json.loads(again.stdout)["images"][0]["psnr_measured"] == pytest.approx(found.before[1], abs=1e-4)
+    assert json.loads(again.stdout)["images"][0]["psnr_measured"] == pytest.approx(
+        found.before["psnr"][1], abs=1e-4
+    )
 
 
 def test_captions_tell_not_moved_from_not_looked(trained: Path) -> None:

@@ -167,7 +167,7 @@ class TestTheSameResult:
             shown = [
                 one.x_true.sum().item() + one.start.sum().item() + one.x.sum().item() for one in found.images
             ]
-            return [shown, found.after, found.labels]
+            return [shown, found.after["psnr"], found.labels]
 
         expected, (first, *others) = work(ALONE), on_ranks(tmp_path, 3, work)
         assert first[0] == pytest.approx(expected[0], rel=1e-9) and len(first[0]) == 4

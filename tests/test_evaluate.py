@@ -43,6 +43,15 @@ def test_the_figures_of_the_run_are_found_again(trained: Path, capsys: pytest.Ca
     assert found["psnr"] == pytest.approx(sum(image["psnr"] for image in found["images"]) / 3)
 
 
+def test_the_metrics_that_are_asked_for(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call([str(trained), "--metric", "nrmse,psnr"], capsys)
+    assert code == 0 and out.splitlines()[0] == "NRMSE, PSNR in dB" and "SSIM" not in out
+    found = json.loads(call([str(trained), "--metric", "nrmse", "--json"], capsys)[1])
+    assert found["nrmse"] < found["nrmse_before"] and "psnr" not in found
+    code, out, said = call([str(trained), "--metric", "psnr,lpips"], capsys)
+    assert code == 2 and not out and "there is no metric 'lpips'; choose from psnr, ssim, nrmse" in said
+
+
 def test_other_images_another_operator_and_no_training_images(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,9 +22,11 @@ from bltoolbox.bilevel.lower_loop import solve as solve_lower
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.restoration.evaluation import Evaluation, evaluate, psnr
+from bltoolbox.restoration.evaluation import Evaluation, evaluate
+from bltoolbox.restoration.metrics import METRICS, measure
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.results import Check, RunResult
+from bltoolbox.runs.history import RunHistory
 from bltoolbox.testing import smooth_images
 from bltoolbox.training.assemble import assemble
 
@@ -54,8 +56,8 @@ class Checks(Listener):
         self.seen: list[tuple[int, float, Tensor]] = []
 
     def checked(self, check: Check, theta: Theta) -> None:
-        assert check.validation_psnr is not None
-        self.seen.append((check.step, check.validation_psnr, flat(theta)))
+        assert check.validation is not None
+        self.seen.append((check.step, check.validation, flat(theta)))
 
 
 class TestChoice:
@@ -65,14 +67,44 @@ class TestChoice:
         result = run(recipe(**changes), listeners=[checks])
         step, value, theta = max(checks.seen, key=lambda one: one[1])
         assert [one[0] for one in checks.seen] == [0, 1, 2, 3, 4]
-        assert torch.equal(flat(result.theta), theta) and result.validation_psnr == value
+        assert torch.equal(flat(result.theta), theta) and result.validation == value
         assert result.chosen == ("last" if step == 4 else f"best (step {step})")
         assert torch.equal(flat(result.last), checks.seen[-1][2]), "the last θ is kept as well"
         assert (step < 4) == bool(changes), "the two cases are meant to end differently"
 
+    @pytest.mark.parametrize("name", ["ssim", "nrmse"])
+    def test_another_metric_decides_by_its_direction(self, name: str, tmp_path: Path) -> None:
+        checks = Checks()
+        chosen = {"count": 2, "checks": 4, "metric": name}
+        result = run(recipe(**WORSENING, validation=chosen), listeners=[checks], out=tmp_path)
+        better = max if METRICS[name].higher else min
+        step, value, theta = better(checks.seen, key=lambda one: one[1])
+        worst = (min if METRICS[name].higher else max)(checks.seen, key=lambda one: one[1])
+        assert step < 4 and worst[0] != step, "the direction counts"
+        assert torch.equal(flat(result.theta), theta) and result.validation == value
+        lines = [json.loads(line) for line in (tmp_path / "checks.jsonl").read_text().splitlines()]
+        assert [line[f"validation_{name}"] for line in lines] == [one[1] for one in checks.seen]
+        assert all(line["metric"] == METRICS[name].as_dict() for line in lines)
+        status = json.loads((tmp_path / "status.json").read_text())
+        assert status["metrics"][0]["name"] == name and status[f"{name}_validation"] == value
+        assert {metric["name"] for metric in status["metrics"]} == set(METRICS)
+        assert all(status[f"{other}_after"] is not None for other in METRICS)
+        history = RunHistory.read(tmp_path)
+        assert history.metric.name == name and history.validated(history.metric) == value
+        assert METRICS[name].label in (tmp_path / "report.html").read_text()
+
+    @pytest.mark.parametrize(
+        ("name", "size", "sentence"),
+        [("psrn", 16, "did you mean 'psnr'"), ("ssim", 10, "SSIM needs images of at least 11×11 pixels")],
+    )
+    def test_a_metric_that_cannot_decide_is_refused(self, name: str, size: int, sentence: str) -> None:
+        data = {"name": "dead-leaves", "count": 8, "size": size}
+        with pytest.raises(RecipeError, match=f"validation.metric: .*{sentence}"):
+            assemble(recipe(data=data, validation={"count": 2, "metric": name}))
+
     def test_without_held_out_images_the_last_is_kept(self) -> None:
         result = run(recipe(validation={"count": 0}))
-        assert result.chosen == "last" and result.validation_psnr is None
+        assert result.chosen == "last" and result.validation is None
         assert torch.equal(flat(result.theta), flat(result.last))
 
     @pytest.mark.parametrize("patience", [1, 2])
@@ -103,9 +135,9 @@ class TestChoice:
         assert (
             lines[0]["computations"] == 0 and watched.initial is not None and watched.evaluation is not None
         )
-        assert lines[0]["evaluation_psnr"] == pytest.approx(watched.initial.psnr, abs=1e-9)
+        assert lines[0]["evaluation_psnr"] == pytest.approx(watched.initial.mean(), abs=1e-9)
         best = max(lines, key=lambda line: line["validation_psnr"])
-        assert best["evaluation_psnr"] == pytest.approx(watched.evaluation.psnr, abs=1e-9)
+        assert best["evaluation_psnr"] == pytest.approx(watched.evaluation.mean(), abs=1e-9)
         assert watched.history[-1]["evaluation_psnr"] == lines[-1]["evaluation_psnr"]
         assert len(list((tmp_path / "thetas").iterdir())) == 5
         kept = Model.load(tmp_path / "thetas" / f"{best['step']:06d}.safetensors")
@@ -292,15 +324,19 @@ class TestEvaluation:
             assert x_true is not None
             lower = experiment.problem.at(result.theta, samples.shape).on(y)
             x = solve_lower(experiment.oracle.solver, lower, y, 1e-4, limit=2000).x
-            by_hand = float(psnr(x, x_true))
+            by_hand = measure([METRICS["psnr"]], x, x_true)["psnr"][0]
             # Both are within the evaluation tolerance 1e-2 of the same minimiser.
-            assert result.evaluation.after[i] == pytest.approx(by_hand, abs=0.02)
-            assert result.evaluation.before[i] == pytest.approx(float(psnr(y, x_true)), abs=1e-5)
-        assert result.evaluation.psnr == pytest.approx(sum(result.evaluation.after) / 3)
+            assert result.evaluation.after["psnr"][i] == pytest.approx(by_hand, abs=0.02)
+            assert result.evaluation.before["psnr"][i] == pytest.approx(
+                measure([METRICS["psnr"]], y, x_true)["psnr"][0], abs=1e-5
+            )
+        assert result.evaluation.mean() == pytest.approx(sum(result.evaluation.after["psnr"]) / 3)
 
     def test_psnr_is_that_of_scikit_image_after_clipping(self) -> None:
         x_true, x = smooth_images(4), smooth_images(4) + 0.3 * normal(4, 3, 12, 14, dtype=torch.float32)
-        for value, a, b in zip(psnr(x, x_true).tolist(), x_true.numpy(), x.clamp(0, 1).numpy(), strict=True):
+        for value, a, b in zip(
+            measure([METRICS["psnr"]], x, x_true)["psnr"], x_true.numpy(), x.clamp(0, 1).numpy(), strict=True
+        ):
             expected = peak_signal_noise_ratio(a.astype(np.float64), b.astype(np.float64), data_range=1)
             assert value == pytest.approx(expected, abs=1e-6)
 

@@ -23,7 +23,6 @@ from bltoolbox.runs.history import RunHistory
 from bltoolbox.runs.settings import labels
 from bltoolbox.testing.conformance import check_component
 from bltoolbox.training.assemble import assemble
-from bltoolbox.training.driver import resume_in
 from bltoolbox.training.experiment import Experiment
 
 QUICK = [*TINY, "baseline=null", "checkpoint.every=0"]
@@ -123,7 +122,7 @@ def test_a_resumed_run_says_where_it_goes_on(loud: None, tmp_path: Path) -> None
     from bltoolbox.training.resume import reopen
 
     with reopen(tmp_path / "run", [], load_registry()) as reopened:
-        resume_in(reopened.directory, reopened.experiment)
+        reopened.directory.resume(reopened.experiment)
     (guarded,) = reopened.experiment.loggers
     told = guarded.logger.told  # type: ignore[attr-defined]
     assert told[:3] == ["started", "resumed 2", "step 3"]
@@ -160,7 +159,7 @@ def test_csv_has_every_figure(tmp_path: Path) -> None:
     history = RunHistory.read(tmp_path / "run")
     assert losses == {one.step: one.loss for one in history.steps}
     tests = {int(row["step"]): float(row["value"]) for row in found if row["name"] == "evaluation_psnr"}
-    assert tests == {one.step: one.evaluation_psnr for one in history.checks}
+    assert tests == {one.step: one.values["evaluation_psnr"] for one in history.checks}
     assert float(found[-1]["seconds"]) > 0 and found[0]["step"] == "0"
 
 

@@ -1,4 +1,4 @@
-"""PSNR and SSIM against those of scikit-image."""
+"""The metrics against those of scikit-image."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from skimage import metrics as reference
 from toy_models import as_bytes, clean_picture, noisy_picture
 
-from bltoolbox.restoration.metrics import psnr, ssim
+from bltoolbox.errors import UsageError
+from bltoolbox.restoration.metrics import METRICS, measure, nrmse, pick, psnr, ssim
+from bltoolbox.runs.metric import UNDESCRIBED, Metric
 
 
 def skimage_ssim(x: NDArray[Any], x_true: NDArray[Any], data_range: float) -> float:
@@ -54,3 +57,57 @@ def test_values_beyond_the_range_are_clipped() -> None:
 def test_other_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="differ in size: 20×30×3 and 20×30×1"):
         psnr(clean_picture(20, 30), clean_picture(20, 30, 1))
+
+
+@pytest.mark.parametrize("span", [(0.0, 1.0), (-1.0, 1.0), (0.0, 4095.0), (10.0, 12.0)])
+def test_the_range_of_values_counts(span: tuple[float, float]) -> None:
+    low, high = span
+    x_true, x = (
+        low + (high - low) * one for one in (clean_picture(40, 61), noisy_picture(40, 61).clip(0, 1))
+    )
+    width = high - low
+    expected = reference.peak_signal_noise_ratio(x_true, x, data_range=width)
+    assert psnr(x, x_true, span) == pytest.approx(expected, rel=1e-6)
+    assert ssim(x, x_true, span) == pytest.approx(skimage_ssim(x, x_true, width), abs=1e-6)
+    assert nrmse(x, x_true, span) == pytest.approx(reference.normalized_root_mse(x_true, x), rel=1e-6)
+    beyond = x_true + 2 * width
+    assert psnr(beyond, x_true, span) == psnr(np.full_like(x_true, high), x_true, span), "x is clipped"
+
+
+def test_a_metric_that_cannot_be_computed_is_not_a_number() -> None:
+    zero = np.zeros((12, 12))
+    assert math.isnan(nrmse(zero, zero)) and math.isnan(nrmse(zero + 0.5, zero))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_each_metric_knows_which_way_is_better(name: str) -> None:
+    x_true = clean_picture(40, 61)
+    near, far = (x_true + scale * (noisy_picture(40, 61) - x_true) for scale in (0.1, 1.0))
+    metric = METRICS[name]
+    values = [metric.of(x, x_true, (0.0, 1.0)) for x in (far, near)]
+    assert metric.better(values[1], values[0]) and not metric.better(values[0], values[1])
+    assert metric.best([*values, None, math.nan]) == values[1]
+    assert metric.better(values[0], math.nan) and not metric.better(math.nan, values[0])
+
+
+def test_an_image_is_measured_alike_in_every_batch() -> None:
+    x_true = torch.rand(5, 3, 16, 20, generator=torch.Generator().manual_seed(0))
+    x = x_true + 0.1 * torch.randn(5, 3, 16, 20, generator=torch.Generator().manual_seed(1))
+    together = measure(list(METRICS.values()), x, x_true)
+    for number in range(5):
+        alone = measure(list(METRICS.values()), x[number : number + 1], x_true[number : number + 1])
+        assert {name: values[number] for name, values in together.items()} == {
+            name: values[0] for name, values in alone.items()
+        }
+
+
+def test_names() -> None:
+    assert [metric.name for metric in pick(["ssim", "psnr", "ssim"])] == ["ssim", "psnr"]
+    with pytest.raises(UsageError, match="no metric 'psrn'; did you mean 'psnr'"):
+        pick(["psrn"])
+
+
+def test_records_without_a_description_are_of_the_default() -> None:
+    assert METRICS["psnr"].as_dict() == UNDESCRIBED.as_dict()
+    for metric in METRICS.values():
+        assert Metric.parse(metric.as_dict()) == Metric(**metric.as_dict())

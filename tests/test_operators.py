@@ -23,7 +23,7 @@ from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.restoration.evaluation import psnr
+from bltoolbox.restoration.metrics import METRICS, measure
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.samples import Samples
@@ -127,7 +127,10 @@ class TestEvery:
         start = operator.start(operator.apply(x, {}, {}), {}, {})
         assert start.shape == x.shape
         if not (isinstance(operator, Blur) and operator.kernel.min() < 0):
-            assert (psnr(start, x) > psnr(torch.zeros_like(x), x)).all()
+            quality, nothing = (
+                measure([METRICS["psnr"]], one, x)["psnr"] for one in (start, torch.zeros_like(x))
+            )
+            assert all(value > worse for value, worse in zip(quality, nothing, strict=True))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_dtype_is_kept_and_inputs_are_untouched(self, operator: Operator, dtype: torch.dtype) -> None:

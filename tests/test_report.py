@@ -30,6 +30,7 @@ from bltoolbox.reports.html.pictures import encode_png, read_scenes
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.runs.history import RunHistory
+from bltoolbox.runs.metric import UNDESCRIBED
 
 Result = subprocess.CompletedProcess[str]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -110,10 +111,10 @@ def payload(page: str) -> dict[str, Any]:
 def test_a_finished_run_has_its_page(trained: Path) -> None:
     page = (trained / REPORT_FILE).read_text(encoding="utf-8")
     history = RunHistory.read(trained)
-    assert history.test_psnr is not None
+    assert history.tested(history.metric) is not None
     for text in (
         "Finished",
-        f"{history.test_psnr:.2f} dB",
+        f"{history.tested(history.metric):.2f} dB",
         "tv, tuned",
         "Hessian products",
         "kernel_size: 3",
@@ -124,7 +125,7 @@ def test_a_finished_run_has_its_page(trained: Path) -> None:
     (found,) = data["runs"]
     assert {"loss", "tol", "lower", "linear", "distance_mean", "step_size"} <= set(found["curves"]["steps"])
     assert found["curves"]["checks"]["test"][-1] == pytest.approx(
-        history.checks[-1].evaluation_psnr, abs=1e-4
+        history.checks[-1].values["evaluation_psnr"], abs=1e-4
     )
     scene = found["scenes"][0]
     assert [one["key"] for one in scene["variants"]] == ["measured", "baseline", "learned", "clean"]
@@ -152,7 +153,7 @@ def test_the_page_of_a_run_is_cheap(trained: Path, tmp_path: Path) -> None:
     log = (trained / "log.txt").read_text().splitlines()
     assert "finished" in log[-1]
     assert (trained / REPORT_FILE).stat().st_size < 2_000_000
-    index = read_scenes(trained)
+    index = read_scenes(RunHistory.read(trained))
     assert [one.label for one in index] == ["#0", "#1", "#2", "#3"]
     assert index[0].variants[-1].png.startswith(b"\x89PNG")
 
@@ -242,7 +243,7 @@ def test_a_run_without_noise_has_a_page(tmp_path: Path) -> None:
     """The measured images are perfect, so their PSNR is no number of JSON."""
     run(load_recipe("smoke", [*TINY, "noise=0", "baseline=null"]), out=tmp_path / "run")
     (found,) = payload((tmp_path / "run" / REPORT_FILE).read_text())["runs"]
-    assert found["scenes"][0]["variants"][0]["psnr"] is None
+    assert found["scenes"][0]["variants"][0]["value"] is None
 
 
 def test_files_of_other_content_than_expected(trained: Path, here: Call, tmp_path: Path) -> None:
@@ -283,7 +284,7 @@ def test_an_index_of_pictures_cannot_name_other_files(trained: Path, tmp_path: P
     index = json.loads((evil / "images" / "evaluation.json").read_text())
     index[0]["variants"][0]["file"] = "../env.json"
     (evil / "images" / "evaluation.json").write_text(json.dumps(index))
-    assert read_scenes(evil) == []
+    assert read_scenes(RunHistory.read(evil)) == []
 
 
 def test_nothing_of_a_run_becomes_part_of_the_page(trained: Path, here: Call, tmp_path: Path) -> None:
@@ -327,7 +328,7 @@ def test_curves_are_thinned_and_counted_per_sample(tmp_path: Path) -> None:
             "loss": float("inf") if line["step"] == 1 else 1,
         }
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = curves(RunHistory.read(path))["steps"]
+    found = curves(RunHistory.read(path), UNDESCRIBED)["steps"]
     assert len(found["step"]) == POINTS and (found["step"][0], found["step"][-1]) == (1, 5000)
     assert set(found["lower"]) == {10}
     assert found["loss"][0] is None and found["loss"][1] == 1

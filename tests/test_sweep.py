@@ -268,7 +268,7 @@ def test_each_cell_is_a_run_like_any_other(swept: tuple[Path, Result]) -> None:
         assert history.finished and not history.notes and [one.step for one in history.steps] == [1, 2]
         assert history.checks[0].step == 0 and history.checks[0].seconds == 0
         assert history.checks[-1].seconds == history.steps[-1].seconds
-        assert history.test_psnr == cell["psnr_test"]
+        assert history.tested(history.metric) == cell["psnr_test"]
         assert (glance(run, history.recipe).step, glance(run, history.recipe).fraction) == (2, 1.0)
     best = max(facts["cells"], key=lambda cell: cell["psnr_validation"])
     assert facts["best"] == facts["best_validation"] == best["name"]

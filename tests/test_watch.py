@@ -60,7 +60,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert (one.state, one.step, one.computations, one.seconds) == ("running", 6, 600, 3.0)
     assert one.fraction == pytest.approx(0.6)
     assert one.left == pytest.approx(2.0), "four more steps of half a second"
-    assert one.psnrs == {"test": [20.0, 25.0]} and one.last == {"batch": 4, "tol": 0.5}
+    assert one.quality == {"test": [20.0, 25.0]} and one.last == {"batch": 4, "tol": 0.5}
     assert one.iterations == 25
     with locked(path):
         for step in range(7, 11):

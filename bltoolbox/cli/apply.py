@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say
+from bltoolbox.cli.common import Debug, Json, MetricNames, Plugins, open_registry, print_json, say
 from bltoolbox.cli.completion import complete_model
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
     from bltoolbox.restoration.apply import Outcome
+    from bltoolbox.restoration.metrics import ImageMetric
     from bltoolbox.restoration.model import Model
     from bltoolbox.restoration.pictures.jobs import Job
     from bltoolbox.restoration.tiles import Progress
@@ -51,8 +52,9 @@ def apply(
     ] = None,
     truth: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Ground truth, a file or a folder; prints PSNR and SSIM."),
+        typer.Option(metavar="PATH", help="Ground truth, a file or a folder; prints the metrics."),
     ] = None,
+    metric: MetricNames = "psnr,ssim",
     operator: Annotated[
         str | None, typer.Option(metavar="NAME", help="Replace the operator that the model was trained with.")
     ] = None,
@@ -88,12 +90,14 @@ def apply(
     A file that cannot be restored is reported, and the others are still restored; the exit code is then 1. It is 2 if
     all results already exist, and 4 if the model or the device is missing.
     """
+    from bltoolbox.restoration.metrics import pick_listed
     from bltoolbox.restoration.noise_level import parse_noise
     from bltoolbox.restoration.pictures.jobs import plan
     from bltoolbox.restoration.pictures.kernels import parse_kernel
     from bltoolbox.restoration.shipped import find_model
 
     find_model(model)
+    metrics = pick_listed(metric)
     level = parse_noise(noise)
     if tol is not None and not 0 < tol < 1:
         raise UsageError(f"--tol {tol:g} is out of range; give a number between 0 and 1")
@@ -111,14 +115,14 @@ def apply(
     if talk:
         for note in [*notes, *_headline(loaded, noise, level)]:
             say(note)
-    outcomes = _restore_all(jobs, loaded, level, truth, tol, tile, talk)
+    outcomes = _restore_all(jobs, loaded, level, (truth, metrics), tol, tile, talk)
     restored = sum(one.status == "restored" for one in outcomes)
     failed = sum(one.error is not None for one in outcomes)
     if as_json:
         pictures = [one.as_dict() for one in outcomes]
         print_json({"model": model, "restored": restored, "failed": failed, "pictures": pictures})
     elif restored:
-        _print_table(outcomes, truth is not None)
+        _print_table(outcomes, metrics if truth is not None else ())
     if failed:
         compared = restored + failed - len(outcomes)
         also = f", {compared} of them only in the comparison with --truth" if compared else ""
@@ -166,7 +170,7 @@ def _restore_all(
     jobs: Sequence[Job],
     model: Model,
     noise: float | str | None,
-    truth: Path | None,
+    compared: tuple[Path | None, Sequence[ImageMetric]],
     tol: float | None,
     tile: int | None,
     talk: bool,
@@ -179,7 +183,7 @@ def _restore_all(
     with _bar(talk) as begin:
         for number, job in enumerate(jobs):
             progress = begin(f"{number + 1}/{len(jobs)} {job.source.name}")
-            outcome = apply_to(job, restorer, noise, truth, progress)
+            outcome = apply_to(job, restorer, noise, *compared, progress)
             outcomes.append(outcome)
             if talk and outcome.status == "restored":
                 say(_line(outcome))
@@ -227,12 +231,11 @@ def _line(outcome: Outcome) -> str:
     return f"{outcome.input} → {outcome.output}: " + "; ".join([*facts, *outcome.notes])
 
 
-def _print_table(outcomes: Sequence[Outcome], compared: bool) -> None:
+def _print_table(outcomes: Sequence[Outcome], metrics: Sequence[ImageMetric]) -> None:
     from bltoolbox.cli.display.tables import print_rows
 
     heading = ["picture", "result", "size", "noise·255", "seconds"]
-    if compared:
-        heading += ["PSNR before", "PSNR", "SSIM before", "SSIM"]
+    heading += [heading for metric in metrics for heading in (f"{metric.label} before", metric.label)]
     rows = [heading]
     for one in outcomes:
         if one.status != "restored":
@@ -244,9 +247,8 @@ def _print_table(outcomes: Sequence[Outcome], compared: bool) -> None:
             _number(None if one.noise is None else 255 * one.noise, ".1f"),
             _number(one.seconds, ".1f"),
         ]
-        if compared:
-            row += [_number(one.psnr_before, ".2f"), _number(one.psnr, ".2f")]
-            row += [_number(one.ssim_before, ".4f"), _number(one.ssim, ".4f")]
+        for metric in metrics:
+            row += [metric.number(values[metric.name]) for values in (one.before, one.after)]
         rows.append(row)
     print_rows(rows, left=2)
 

@@ -36,6 +36,11 @@ Plugins = Annotated[
 ]
 
 
+MetricNames = Annotated[
+    str, typer.Option("--metric", metavar="NAMES", help="What to measure, e.g. psnr,ssim,nrmse.")
+]
+
+
 def say(message: str, *, lines: bool = False) -> None:
     """Print a message on stderr: one line, or several with ``lines``.
 

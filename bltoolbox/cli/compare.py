@@ -33,8 +33,8 @@ def compare_runs(
     level: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="DB",
-            help="PSNR level for the table; repeatable. Default: chosen from the runs.",
+            metavar="VALUE",
+            help="Metric level for the table; repeatable. Default: chosen from the runs.",
         ),
     ] = None,
     at: Annotated[
@@ -61,10 +61,10 @@ def compare_runs(
 
     For example: blt compare runs/steps --level 27 --level 28 --at 1e4
 
-    Loss and PSNR are plotted against computations and time. Runs that differ only in their seed share one line, their
-    mean, in a band from the worst to the best. The legend names the settings in which the runs differ. PSNR is measured
-    on the evaluation images if the recipes have validation: {evaluation: true}, else on the held-out images. Unfinished
-    runs are plotted as far as they got.
+    The loss and the metric by which the runs chose θ (validation.metric) are plotted against computations and time.
+    Runs that differ only in their seed share one line, their mean, in a band from the worst to the best. The legend
+    names the settings in which the runs differ. The metric is that of the evaluation images if the recipes have
+    validation: {evaluation: true}, else that of the held-out images. Unfinished runs are plotted as far as they got.
 
     --at adds a second figure, FIG-images: an evaluation image, restored with the θ of the last check before each cost.
     """
@@ -104,13 +104,14 @@ def _print_tables(comparison: Comparison) -> None:
         (
             "setting",
             "runs",
-            f"best {comparison.psnr_name}",
+            f"best {comparison.quality}",
             "chosen θ, test",
             "final loss",
             "computations",
             "seconds",
         )
     ]
+    metric, form = comparison.metric, f".{comparison.metric.digits}f"
     for group in comparison.groups:
         finished = sum(run.finished for run in group.runs)
         count = str(finished) if finished == len(group.runs) else f"{finished} of {len(group.runs)}"
@@ -118,19 +119,19 @@ def _print_tables(comparison: Comparison) -> None:
             (
                 group.label,
                 count,
-                _shown(over(group, lambda run: run.best_psnr(comparison.images)), ".2f"),
-                _shown(over(group, lambda run: run.test_psnr), ".2f"),
+                _shown(over(group, lambda run: run.best(comparison.images, metric)), form),
+                _shown(over(group, lambda run: run.tested(metric)), form),
                 _shown(over(group, comparison.final_loss), ".4g"),
                 _shown(over(group, lambda run: run.computations), ",.0f", spread=False),
                 _shown(over(group, lambda run: run.seconds), ".1f", spread=False),
             )
         )
-    print_rows(rows, title="Finished runs; PSNR in dB, mean and range over the runs of a setting")
+    print_rows(rows, title=f"Finished runs; {metric.title}, mean and range over the runs of a setting")
     if not comparison.levels:
         return
     axes: tuple[Axis, ...] = ("computations", "seconds")
     forms = {"computations": ",.0f", "seconds": ".1f"}
-    heading = [f"{axis} to {level:g} dB" for axis in axes for level in comparison.levels]
+    heading = [f"{axis} to {level:g} {metric.unit}".strip() for axis in axes for level in comparison.levels]
     table: list[Sequence[str]] = [("setting", *heading)]
     for group in comparison.groups:
         cells = [
@@ -140,7 +141,7 @@ def _print_tables(comparison: Comparison) -> None:
         ]
         table.append((group.label, *cells))
     show("")
-    print_rows(table, title=f"What it takes until a check has that {comparison.psnr_name}")
+    print_rows(table, title=f"What it takes until a check has that {comparison.quality}")
 
 
 def _shown(found: Spread | None, form: str, spread: bool = True) -> str:

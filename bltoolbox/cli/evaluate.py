@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, split_overrides
+from bltoolbox.cli.common import Debug, Json, MetricNames, Plugins, open_registry, print_json, split_overrides
 from bltoolbox.cli.display.tables import print_rows
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from bltoolbox.config.registry import Registry
-
-#: Image, PSNR before and after, SSIM.
-Row = tuple[str, float, float, float]
+    from bltoolbox.restoration.evaluation import Evaluation
+    from bltoolbox.restoration.metrics import ImageMetric
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +31,7 @@ def evaluate(
             help="A run directory, a θ file or a name from blt models; overrides.",
         ),
     ],
+    metric: MetricNames = "psnr,ssim",
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
@@ -44,30 +43,57 @@ def evaluate(
 
     For example: blt evaluate runs/denoise/2026-01-31_12-00-00 evaluation='{name: array, path: test.npy}'
     """
+    from bltoolbox.restoration.metrics import pick_listed
+
     targets, overrides = split_overrides(arguments)
     if len(targets) != 1:
         raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
-    rows, iterations = _measure(targets[0], overrides, registry)
-    mean = [sum(column) / len(rows) for column in zip(*(row[1:] for row in rows), strict=True)]
+    metrics = pick_listed(metric)
+    found = _measure(targets[0], overrides, metrics, registry)
     if as_json:
-        names = ("image", "psnr_before", "psnr", "ssim")
-        images = [dict(zip(names, row, strict=True)) for row in rows]
-        figures = dict(zip(names[1:], mean, strict=True)) | {"iterations": iterations}
-        print_json({"model": targets[0], **figures, "images": images})
+        print_json(
+            {
+                "model": targets[0],
+                **_facts(found, None),
+                "iterations": found.iterations,
+                "images": _images(found),
+            }
+        )
         return
-    table = [("image", "measured", "restored", "gain", "SSIM")]
-    for label, before, after, alike in [*rows, ("mean", mean[0], mean[1], mean[2])]:
-        table.append((label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", f"{alike:.4f}"))
-    print_rows(table, title="PSNR in dB, and structural similarity of the restored image")
+    heading = [name for one in metrics for name in (f"{one.label} before", one.label, "change")]
+    table = [("image", *heading)]
+    for label, facts in [
+        *((image["image"], image) for image in _images(found)),
+        ("mean", _facts(found, None)),
+    ]:
+        pairs = [(one, facts[f"{one.name}_before"], facts[one.name]) for one in metrics]
+        cells = [(one.number(a), one.number(b), one.number(b - a, sign=True)) for one, a, b in pairs]
+        table.append((label, *(cell for triple in cells for cell in triple)))
+    print_rows(table, title=", ".join(one.title for one in metrics))
 
 
-def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[list[Row], int]:
-    """One row per image, with one chunk of images in memory at a time, and the number of iterations."""
+def _facts(found: Evaluation, number: int | None) -> dict[str, Any]:
+    """The metrics of one image, or their means, by the names that JSON gives them."""
+    facts: dict[str, Any] = {}
+    for metric in found.metrics:
+        pair = found.before[metric.name], found.after[metric.name]
+        before, after = (sum(each) / len(each) if number is None else each[number] for each in pair)
+        facts |= {f"{metric.name}_before": before, metric.name: after}
+    return facts
+
+
+def _images(found: Evaluation) -> list[dict[str, Any]]:
+    return [{"image": label, **_facts(found, number)} for number, label in enumerate(found.labels)]
+
+
+def _measure(
+    source: str, overrides: list[str], metrics: Sequence[ImageMetric], registry: Registry
+) -> Evaluation:
+    """Restore the images, a chunk of them in memory at a time."""
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate as restore
     from bltoolbox.restoration.from_recipe import build, evaluation_samples
-    from bltoolbox.restoration.metrics import ssim
     from bltoolbox.restoration.model import Model
 
     model = Model.load(source, registry=registry)
@@ -86,26 +112,13 @@ def _measure(source: str, overrides: list[str], registry: Registry) -> tuple[lis
     )
     samples = evaluation_samples(recipe, operator, registry)
     theta = {name: value.to(samples.device, samples.dtype) for name, value in model.theta.items()}
-    rows: list[Row] = []
-    iterations = 0
-    for first in range(0, len(samples), recipe.chunk):
-        part = range(first, min(first + recipe.chunk, len(samples)))
-        found = restore(
-            problem,
-            theta,
-            samples,
-            solver,
-            tol=recipe.evaluation_tol,
-            limit=recipe.iteration_limit,
-            positions=part,
-            keep=len(part),
-        )
-        alike = [ssim(_picture(image.x), _picture(image.x_true)) for image in found.images]
-        rows += zip(found.labels, found.before, found.after, alike, strict=True)
-        iterations += found.iterations
-    return rows, iterations
-
-
-def _picture(image: Tensor) -> Any:
-    """H×W×C in [0, 1]."""
-    return image.clamp(0, 1).permute(1, 2, 0).numpy()
+    return restore(
+        problem,
+        theta,
+        samples,
+        solver,
+        tol=recipe.evaluation_tol,
+        limit=recipe.iteration_limit,
+        chunk=recipe.chunk,
+        metrics=[metric.name for metric in metrics],
+    )

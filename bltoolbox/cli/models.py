@@ -30,7 +30,7 @@ def models(
     For example: blt models denoise-color
     """
     from bltoolbox.cli.display.tables import print_rows
-    from bltoolbox.restoration.shipped import read_card, shipped_models
+    from bltoolbox.restoration.shipped import QUALITY, read_card, shipped_models
 
     if name is not None:
         card = read_card(name)
@@ -46,8 +46,8 @@ def models(
     if not cards:
         say("this installation contains no trained models; train one, e.g. blt run denoise")
         return
-    keys = ("task", "parameters", "noise", "psnr")
-    rows = [["name", "task", "parameters", "σ", "PSNR"]]
+    keys = ("task", "parameters", "noise", QUALITY.name)
+    rows = [["name", "task", "parameters", "σ", QUALITY.label]]
     rows += [[card.name, *(_shown(card.facts.get(key)) for key in keys)] for card in cards]
     print_rows(rows, left=2)
     for card in cards:

@@ -59,9 +59,10 @@ def validate(
 def _check(source: str, overrides: list[str], registry: Registry) -> tuple[dict[str, Any], BltError | None]:
     """The result as JSON, and the error if there is one."""
     from bltoolbox.config.recipe import load_recipe
+    from bltoolbox.restoration.metrics import deciding
 
     try:
-        load_recipe(source, overrides, registry)
+        deciding(load_recipe(source, overrides, registry))
     except RecipeError as error:
         problems = [
             {"file": one.file, "line": one.line, "column": one.column, "message": one.message}

@@ -11,6 +11,7 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_grid
 from bltoolbox.errors import UsageError
+from bltoolbox.runs.metric import most_common
 
 if TYPE_CHECKING:
     from bltoolbox.training.sweep.plan import Sweep
@@ -89,18 +90,26 @@ def sweep(
 
 def _facts(sweep: Sweep) -> dict[str, Any]:
     """A sweep as JSON; the best finished cell is chosen on the held-out images, if there are any."""
-    cells = [one.as_dict() for one in sweep.cells]
+    histories = [one.history() for one in sweep.cells]
+    metric = most_common([run.metric for run in histories if run is not None])
+    cells = [one.as_dict(run, metric) for one, run in zip(sweep.cells, histories, strict=True)]
     best: dict[str, str | None] = {}
-    for key in ("psnr_validation", "psnr_test"):
-        known = [cell for cell in cells if cell[key] is not None and cell["status"] == "finished"]
-        best[key] = max(known, key=lambda cell: cell[key])["name"] if known else None
+    for kind in ("validation", "test"):
+        values = {
+            cell["name"]: cell[f"{metric.name}_{kind}"] for cell in cells if cell["status"] == "finished"
+        }
+        top = metric.best(values.values())
+        best[kind] = (
+            next((name for name, value in values.items() if value == top), None) if top is not None else None
+        )
     return {
         "directory": str(sweep.path),
         "recipe": sweep.plan.name,
         "grid": sweep.plan.grid.values,
-        "best": best["psnr_validation"] or best["psnr_test"],
-        "best_validation": best["psnr_validation"],
-        "best_test": best["psnr_test"],
+        "metric": metric.as_dict(),
+        "best": best["validation"] or best["test"],
+        "best_validation": best["validation"],
+        "best_test": best["test"],
         "cells": cells,
     }
 

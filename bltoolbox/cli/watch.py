@@ -38,9 +38,9 @@ def watch(
 
     For example: blt watch runs/denoise/2026-01-31_12-00-00
 
-    Shows loss, PSNR, the budget used and the time left. It only reads the run directories, so you can start and stop it
-    (Ctrl-C) at any time. It exits when the runs end: with code 0 if all of them finished, else with 1. With --once or
-    --json it prints the current state and exits with 0.
+    Shows loss, metric, the budget used and the time left. It only reads the run directories, so you can start and stop
+    it (Ctrl-C) at any time. It exits when the runs end: with code 0 if all of them finished, else with 1. With --once
+    or --json it prints the current state and exits with 0.
     """
     from bltoolbox.runs.watch import Watched, find, is_active, newest
 

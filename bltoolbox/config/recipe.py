@@ -81,13 +81,15 @@ class Validation:
         count: Training images held out, with all others from the same photographs; 0 keeps the last θ.
         checks: Number of times the held-out images are restored, evenly over the budget.
         patience: Checks without improvement after which the run stops early; never by default.
-        evaluation: Also restore the evaluation images at each check and log their PSNR, which never affects the run.
+        evaluation: Also restore the evaluation images at each check and log their metric, which never affects the run.
+        metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), or nrmse.
     """
 
     count: Annotated[int, Ge(0)] = 16
     checks: Annotated[int, Gt(0)] = 10
     patience: Annotated[int, Gt(0)] | None = None
     evaluation: bool = False
+    metric: str = "psnr"
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def draw(result: RunResult, folder: Path) -> list[Path]:
 
 
 def plot(result: RunResult) -> Figure:
-    """Loss and PSNR of a run against computations, as a figure that notebooks display."""
+    """Loss and metric of a run against computations, as a figure that notebooks display."""
     figure = curves(result)
     if figure is None:
         raise UsageError("nothing to plot: the run completed no step; raise its budget")
@@ -62,23 +62,23 @@ def restored(result: RunResult) -> Figure | None:
         + ([result.model.recipe.baseline.name] if baseline and result.model.recipe.baseline else [])
         + ["restored"]
     )
-    rows, columns = len(evaluation.images), len(titles)
+    rows, columns, metric = len(evaluation.images), len(titles), evaluation.metric
     figure = _figure(2.6 * columns, 2.72 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, image in enumerate(evaluation.images):
-        pictures = [(image.x_true, None), (image.start, evaluation.before[i])]
+        pictures = [(image.x_true, None), (image.start, evaluation.before[metric.name][i])]
         if baseline:
-            pictures.append((baseline.images[i].x, baseline.after[i]))
-        pictures.append((image.x, evaluation.after[i]))
+            pictures.append((baseline.images[i].x, baseline.after[metric.name][i]))
+        pictures.append((image.x, evaluation.after[metric.name][i]))
         for j, (picture, value) in enumerate(pictures):
             _show(axes[i, j], picture)
-            label = titles[j] if value is None else f"{titles[j]}  {value:.2f} dB"
+            label = titles[j] if value is None else f"{titles[j]}  {metric.show(value)}"
             axes[i, j].set_title(label if j else f"{evaluation.labels[i]}, clean", fontsize=9, color=_INK)
     return figure
 
 
 def curves(result: RunResult) -> Figure | None:
-    """Loss of each batch and PSNR of the checks against computations."""
+    """Loss of each batch and the metric of the checks against computations."""
     history = [record for record in result.history if record["loss"] is not None]
     if not history:
         return None
@@ -93,15 +93,13 @@ def curves(result: RunResult) -> Figure | None:
     left.yaxis.set_minor_formatter("{x:g}")
     left.set_title("training loss  mean ‖x − x*‖²", fontsize=10)
     left.legend(frameon=False, fontsize=8)
-    for name, label, color in (
-        ("validation_psnr", "validation", _SECOND),
-        ("evaluation_psnr", "test", _ACCENT),
-    ):
+    for images, label, color in (("validation", "validation", _SECOND), ("evaluation", "test", _ACCENT)):
+        name = f"{images}_{result.metric.name}"
         checks = [(record["computations"], record[name]) for record in history if name in record]
         if checks:
-            places, psnrs = zip(*checks, strict=True)
-            right.plot(places, psnrs, color=color, marker="o", markersize=3, label=label)
-    right.set_title("PSNR in dB", fontsize=10)
+            places, values = zip(*checks, strict=True)
+            right.plot(places, values, color=color, marker="o", markersize=3, label=label)
+    right.set_title(result.metric.title, fontsize=10)
     if right.lines:
         right.legend(frameon=False, fontsize=8)
     for axes in (left, right):

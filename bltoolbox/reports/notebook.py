@@ -35,11 +35,11 @@ def html_table(title: str, rows: Iterable[Sequence[str]], heading: Sequence[str]
 @renders("RunResult")
 def result_html(result: RunResult) -> str:
     rows = [("status", result.status)]
-    names = {"measured": "psnr_before", "initial θ": "psnr_initial", "baseline": "psnr_baseline"}
-    facts = result.as_dict()
-    for name, key in {**names, "learned θ": "psnr_after", "validation": "psnr_validation"}.items():
-        if facts[key] is not None:
-            rows.append((f"PSNR, {name}", f"{facts[key]:.2f} dB"))
+    names = {"measured": "before", "initial θ": "initial", "baseline": "baseline", "learned θ": "after"}
+    facts, metric = result.as_dict(), result.metric
+    for name, when in {**names, "validation": "validation"}.items():
+        if (value := facts[f"{metric.name}_{when}"]) is not None:
+            rows.append((f"{metric.label}, {name}", metric.show(value)))
     rows.append(("cost", f"{result.cost.computations:,} computations, {result.steps:,} steps"))
     rows.append(("time", f"{result.seconds:.1f} s"))
     rows.append(("learned", f"{result.model.size:,} parameters of {result.model.recipe.regularizer.name}"))
@@ -51,12 +51,16 @@ def result_html(result: RunResult) -> str:
 
 @renders("Evaluation")
 def evaluation_html(evaluation: Evaluation) -> str:
-    rows = [("mean", f"{evaluation.psnr_before:.2f}", f"{evaluation.psnr:.2f}")]
-    figures = zip(evaluation.labels, evaluation.before, evaluation.after, strict=True)
-    rows += [(label, f"{before:.2f}", f"{after:.2f}") for label, before, after in figures][:_SHOWN]
-    if (more := len(evaluation.after) - _SHOWN) > 0:
-        rows.append((f"and {more} more", "", ""))
-    return html_table("PSNR in dB", rows, ("image", "before", "after"))
+    metrics = evaluation.metrics
+    pairs = [(m, evaluation.before[m.name], evaluation.after[m.name]) for m in metrics]
+    means = [m.number(mean(m.name)) for m in metrics for mean in (evaluation.mean_before, evaluation.mean)]
+    rows = [["mean", *means]]
+    for number, label in enumerate(evaluation.labels[:_SHOWN]):
+        rows.append([label, *(m.number(values[number]) for m, *both in pairs for values in both)])
+    if (more := len(evaluation.labels) - _SHOWN) > 0:
+        rows.append([f"and {more} more", *("" for _ in means)])
+    heading = [f"{m.title}, {when}" for m in metrics for when in ("before", "after")]
+    return html_table("Evaluation", rows, ("image", *heading))
 
 
 @renders("Model")

@@ -41,7 +41,7 @@ class Progress(Listener):
             transient=True,
             disable=quiet or not (console.is_terminal or console.is_jupyter),
         )
-        self.psnr = ""
+        self.quality = ""
         self.task: TaskID | None = None
         self.quiet = quiet
 
@@ -71,12 +71,12 @@ class Progress(Listener):
             self.task,
             description=f"step {record['step']}",
             completed=fraction,
-            figures=f"{spent} computations  loss {loss}{self.psnr}  {iterations:.0f} it/sample",
+            figures=f"{spent} computations  loss {loss}{self.quality}  {iterations:.0f} it/sample",
         )
 
     def checked(self, check: Check, theta: Theta) -> None:
-        if check.validation_psnr is not None:
-            self.psnr = f"  PSNR {check.validation_psnr:.2f} dB"
+        if check.validation is not None:
+            self.quality = f"  {check.metric.label} {check.metric.show(check.validation)}"
 
 
 class Log(Listener):

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from bltoolbox.errors import BltError
-from bltoolbox.restoration.metrics import psnr, ssim
+from bltoolbox.restoration.metrics import UNIT, ImageMetric
 from bltoolbox.restoration.pictures.files import FORMATS, Picture, read_picture, write_picture
 from bltoolbox.restoration.pictures.images import ImageError
 from bltoolbox.restoration.pictures.jobs import Job, find_truth
@@ -41,14 +41,14 @@ class Outcome:
     seam: float | None = None
     iterations: int | None = None
     seconds: float | None = None
-    psnr_before: float | None = None
-    psnr: float | None = None
-    ssim_before: float | None = None
-    ssim: float | None = None
+    #: Each metric by name, of the picture as it was and as it is restored.
+    before: dict[str, float | None] = field(default_factory=dict)
+    after: dict[str, float | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        facts = {key: value for key, value in asdict(self).items() if key not in ("before", "after")}
+        return facts | {f"{name}_before": value for name, value in self.before.items()} | self.after
 
 
 def apply_to(
@@ -56,10 +56,12 @@ def apply_to(
     restorer: Restorer,
     noise: float | str | None,
     truth: Path | None,
+    metrics: Sequence[ImageMetric],
     progress: Progress | None = None,
 ) -> Outcome:
     """Restore one file; whatever is wrong with it is told in the outcome."""
-    outcome = Outcome(str(job.source), str(job.target))
+    unknown = dict.fromkeys(metric.name for metric in metrics)
+    outcome = Outcome(str(job.source), str(job.target), before={**unknown}, after={**unknown})
     if job.trouble:
         outcome.error = job.trouble
         return outcome
@@ -82,7 +84,7 @@ def apply_to(
         outcome.status = "restored"
         outcome.seconds = time.perf_counter() - started
         if truth is not None:
-            _compare(outcome, picture, colours, truth)
+            _compare(outcome, picture, colours, truth, metrics)
     except ImageError as error:
         outcome.error = str(error)
     except BltError as error:
@@ -119,7 +121,13 @@ def _note(outcome: Outcome, picture: Picture, reports: Sequence[Report]) -> None
     outcome.notes += [*picture.notes, *(note for report in reports for note in report.notes)]
 
 
-def _compare(outcome: Outcome, picture: Picture, colours: NDArray[Any], truth: Path) -> None:
+def _compare(
+    outcome: Outcome,
+    picture: Picture,
+    colours: NDArray[Any],
+    truth: Path,
+    metrics: Sequence[ImageMetric],
+) -> None:
     path = find_truth(picture.path, truth)
     if path is None:
         outcome.error = f"{truth} holds no picture called {picture.path.stem} to compare with"
@@ -133,10 +141,10 @@ def _compare(outcome: Outcome, picture: Picture, colours: NDArray[Any], truth: P
         sizes = ["×".join(map(str, one.shape[:2])) for one in (expected, colours)]
         outcome.error = f"{path} cannot be compared: it is {sizes[0]} and the result {sizes[1]}"
         return
-    if picture.colours.shape == expected.shape:
-        outcome.psnr_before = psnr(picture.colours, expected)
-        outcome.ssim_before = _known(ssim(picture.colours, expected))
-    outcome.psnr, outcome.ssim = psnr(colours, expected), _known(ssim(colours, expected))
+    for metric in metrics:
+        if picture.colours.shape == expected.shape:
+            outcome.before[metric.name] = _known(metric.of(picture.colours, expected, UNIT))
+        outcome.after[metric.name] = _known(metric.of(colours, expected, UNIT))
 
 
 def _alike(truth: NDArray[Any], channels: int) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""How good a θ is: cold solves to a tight tolerance, and PSNR."""
+"""How good a θ is: cold solves to a tight tolerance, and the metrics of what they restore."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import NumericalError
+from bltoolbox.restoration.metrics import measure, pick
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational
-
-
-def psnr(x: Tensor, x_true: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image in dB, for peak 1; x is clipped to [0, 1] first."""
-    error = (x.clamp(0, 1) - x_true).double().square().flatten(1).mean(1)
-    return -10 * error.log10()
+from bltoolbox.runs.metric import Metric
 
 
 @dataclass(frozen=True)
@@ -39,25 +35,43 @@ class Restored:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
-    """PSNR of each image, before (the cold start) and after."""
+    """Each metric of each image by name, before (the cold start) and after; the first metric is the deciding one."""
 
-    before: list[float]
-    after: list[float]
+    metrics: tuple[Metric, ...]
+    before: dict[str, list[float]]
+    after: dict[str, list[float]]
     labels: list[str]
     iterations: int
     images: list[Restored] = field(default_factory=list, repr=False)
 
     def __repr__(self) -> str:
-        count = len(self.after)
-        return f"Evaluation({count} image{'s' * (count != 1)}, PSNR {self.psnr_before:.2f} -> {self.psnr:.2f} dB)"
+        count = len(self.labels)
+        return f"Evaluation({count} image{'s' * (count != 1)}, {self.summary})"
 
     @property
-    def psnr_before(self) -> float:
-        return sum(self.before) / len(self.before)
+    def metric(self) -> Metric:
+        return self.metrics[0]
 
     @property
-    def psnr(self) -> float:
-        return sum(self.after) / len(self.after)
+    def summary(self) -> str:
+        """The means of the deciding metric: ``PSNR 20.17 -> 28.31 dB``."""
+        metric = self.metric
+        return f"{metric.label} {metric.number(self.mean_before())} -> {metric.show(self.mean())}"
+
+    def mean_before(self, name: str | None = None) -> float:
+        """The mean of a metric over the cold starts; of the deciding metric if none is named."""
+        return _mean(self.before[name or self.metric.name])
+
+    def mean(self, name: str | None = None) -> float:
+        """The mean of a metric over the restored images; of the deciding metric if none is named."""
+        return _mean(self.after[name or self.metric.name])
+
+    def values_of(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
+        """The metrics of one image, before and after."""
+        before, after = (
+            {name: each[number] for name, each in values.items()} for values in (self.before, self.after)
+        )
+        return before, after
 
 
 def solve_cold(solver: LowerSolver, lower: Lower, tol: float, limit: int) -> Solution:
@@ -79,11 +93,14 @@ def evaluate(
     tol: float,
     chunk: int = 32,
     limit: int = 2000,
+    metrics: Sequence[str] = ("psnr",),
     positions: Sequence[int] | None = None,
     keep: int = 0,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Restore ``samples`` from a cold start; the first ``keep`` images are returned with the figures.
+    """Restore ``samples`` from a cold start and measure; the first of ``metrics`` is the deciding one.
+
+    The first ``keep`` images are returned with the figures.
 
     On several ranks each restores some; all get the figures, and rank 0 the images.
     """
@@ -91,10 +108,11 @@ def evaluate(
     positions = range(len(samples)) if positions is None else positions
     mine = range(ranks.rank, len(positions), ranks.size)
     images: dict[int, Restored] = {}
+    wanted = pick(metrics)
 
     def work() -> dict[str, Any]:
-        before: list[float] = []
-        after: list[float] = []
+        before: dict[str, list[float]] = {metric.name: [] for metric in wanted}
+        after: dict[str, list[float]] = {metric.name: [] for metric in wanted}
         iterations = 0
         with allowed(), detached():
             for first in range(0, len(mine), chunk):
@@ -104,8 +122,9 @@ def evaluate(
                 assert x_true is not None
                 solution = solve_cold(solver, lower, tol, limit)
                 start = lower.start()
-                before += psnr(start, x_true).tolist()
-                after += psnr(solution.x, x_true).tolist()
+                for values, x in ((before, start), (after, solution.x)):
+                    for name, more in measure(wanted, x, x_true, samples.range).items():
+                        values[name] += more
                 iterations += int(solution.iterations.sum())
                 for place, *triple in zip(places, x_true, start, solution.x, strict=True):
                     if place < keep:
@@ -115,13 +134,22 @@ def evaluate(
     words = ranks.each("evaluation", work)
     _bring_to_first(ranks, images, min(keep, len(positions)), samples)
     labels = [samples.label(position) for position in positions]
+    before, after = (
+        {metric.name: _in_order([word[when][metric.name] for word in words]) for metric in wanted}
+        for when in ("before", "after")
+    )
     return Evaluation(
-        _in_order([word["before"] for word in words]),
-        _in_order([word["after"] for word in words]),
+        wanted,
+        before,
+        after,
         labels,
         sum(word["iterations"] for word in words),
         [images[place] for place in sorted(images)],
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _in_order(parts: Sequence[Sequence[float]]) -> list[float]:

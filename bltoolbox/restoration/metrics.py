@@ -1,20 +1,37 @@
-"""How close two pictures are: PSNR and SSIM, in the memory of a few rows. Without torch.
+"""How close an image is to the true one: every metric, once, by name.
 
-    PSNR = −10 log₁₀ mean (x − x*)²  dB, for values in [0, 1]
+    PSNR = −10 log₁₀ mean ((x − x*)/r)²  dB        r = the width of the range of values
+    NRMSE = ‖x − x*‖ / ‖x*‖
 
 SSIM compares means, variances and the covariance under a Gaussian window of σ = 1.5 on 11×11 pixels, where it fits into
-the picture, and is averaged over places and channels (Wang, Bovik, Sheikh & Simoncelli, *Image quality assessment: from
+the image, and is averaged over places and channels (Wang, Bovik, Sheikh & Simoncelli, *Image quality assessment: from
 error visibility to structural similarity*, IEEE TIP 2004).
+
+x is clipped to the range first. A metric takes images H×W or H×W×C; uint8 and uint16 stand for values in [0, 1]. Each
+image is measured for itself, in float64 and in the memory of a few rows. Loads no torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bltoolbox.config.wording import did_you_mean
+from bltoolbox.errors import RecipeError, UsageError
+from bltoolbox.runs.metric import Metric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bltoolbox.config.recipe import Recipe
+
+Range = tuple[float, float]
+UNIT: Range = (0.0, 1.0)
 
 _RADIUS = 5
 _C1, _C2 = 0.01**2, 0.03**2
@@ -22,29 +39,101 @@ _C1, _C2 = 0.01**2, 0.03**2
 _STRIP = 2**19
 
 
-def psnr(x: NDArray[Any], x_true: NDArray[Any]) -> float:
-    """In dB, for pictures H×W or H×W×C in [0, 1], uint8 or uint16; x is clipped to [0, 1]. Infinite if equal."""
-    _same_shape(x, x_true)
-    total = 0.0
-    for rows in _strips(x, 0):
-        error = _plain(x[rows]).clip(0, 1) - _plain(x_true[rows])
-        total += float(np.vdot(error, error))
-    mean = total / max(1, x.size)
-    return math.inf if mean == 0 else -10 * math.log10(mean)
+def psnr(x: NDArray[Any], x_true: NDArray[Any], span: Range = UNIT) -> float:
+    """Peak signal-to-noise ratio in dB; infinite if both are equal."""
+    error, _ = _squares(x, x_true, span)
+    return math.inf if error == 0 else -10 * math.log10(error / x.size)
 
 
-def ssim(x: NDArray[Any], x_true: NDArray[Any]) -> float:
-    """Structural similarity, at most 1; NaN for pictures that the window does not fit into."""
+def nrmse(x: NDArray[Any], x_true: NDArray[Any], span: Range = UNIT) -> float:
+    """Error relative to the true image, in the Euclidean norm; NaN where that image is zero."""
+    error, size = _squares(x, x_true, span)
+    return math.sqrt(error / size) if size else math.nan
+
+
+def ssim(x: NDArray[Any], x_true: NDArray[Any], span: Range = UNIT) -> float:
+    """Structural similarity, at most 1; NaN for images that the window does not fit into."""
     _same_shape(x, x_true)
     size = 2 * _RADIUS + 1
     if min(x.shape[:2]) < size:
         return math.nan
     total, count = 0.0, 0
     for rows in _strips(x, size - 1):
-        values = _similarity(_plain(x[rows]).clip(0, 1), _plain(x_true[rows]))
+        values = _similarity(*_scaled(x[rows], x_true[rows], span))
         total += float(values.sum())
         count += values.size
     return total / count
+
+
+@dataclass(frozen=True)
+class ImageMetric(Metric):
+    """A metric and the function that measures it: of x, x* and the range of values."""
+
+    of: Callable[[NDArray[Any], NDArray[Any], Range], float] = psnr
+    #: The smallest height and width that it takes.
+    side: int = 1
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        ImageMetric("psnr", "PSNR", "dB", 2, of=psnr),
+        ImageMetric("ssim", "SSIM", of=ssim, side=2 * _RADIUS + 1),
+        ImageMetric("nrmse", "NRMSE", higher=False, of=nrmse),
+    )
+}
+
+
+def pick(names: Iterable[str]) -> tuple[ImageMetric, ...]:
+    """Metrics by name, each once."""
+    names = list(dict.fromkeys(names))
+    for name in names:
+        if name not in METRICS:
+            hint = did_you_mean(name, METRICS)
+            raise UsageError(f"there is no metric {name!r}{hint}; choose from {', '.join(METRICS)}")
+    return tuple(METRICS[name] for name in names)
+
+
+def pick_listed(names: str) -> tuple[ImageMetric, ...]:
+    """Metrics as a command line lists them: ``psnr,ssim``."""
+    return pick(name.strip() for name in names.split(","))
+
+
+def deciding(recipe: Recipe) -> ImageMetric:
+    """The metric by which a recipe chooses θ; a name that is not in the table is a problem of the recipe."""
+    try:
+        return pick([recipe.validation.metric])[0]
+    except UsageError as error:
+        raise RecipeError([recipe.problem("validation.metric", str(error))]) from error
+
+
+def measure(
+    metrics: Sequence[ImageMetric], x: Tensor, x_true: Tensor, span: Range = UNIT
+) -> dict[str, list[float]]:
+    """Each metric of each image of a batch (B, C, H, W)."""
+    images, truths = (batch.detach().cpu().permute(0, 2, 3, 1).numpy() for batch in (x, x_true))
+    return {
+        metric.name: [metric.of(*pair, span) for pair in zip(images, truths, strict=True)]
+        for metric in metrics
+    }
+
+
+def _squares(x: NDArray[Any], x_true: NDArray[Any], span: Range) -> tuple[float, float]:
+    """‖x − x*‖² and ‖x*‖², in units of the range's width."""
+    _same_shape(x, x_true)
+    error, size = 0.0, 0.0
+    for rows in _strips(x, 0):
+        a, b = _scaled(x[rows], x_true[rows], span)
+        error += float(np.square(a - b).sum())
+        size += float(np.square(b).sum())
+    return error, size
+
+
+def _scaled(x: NDArray[Any], x_true: NDArray[Any], span: Range) -> Iterator[NDArray[np.float64]]:
+    """Both in units of the range's width, x within it. SSIM depends on where zero is, so nothing is shifted."""
+    low, high = span
+    yield _plain(x).clip(low, high) / (high - low)
+    yield _plain(x_true) / (high - low)
 
 
 def _similarity(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -88,4 +177,4 @@ def _plain(values: NDArray[Any]) -> NDArray[np.float64]:
 def _same_shape(x: NDArray[Any], x_true: NDArray[Any]) -> None:
     if x.shape != x_true.shape:
         sizes = ("×".join(map(str, one.shape)) for one in (x, x_true))
-        raise ValueError("the pictures differ in size: {} and {}".format(*sizes))
+        raise ValueError("the images differ in size: {} and {}".format(*sizes))

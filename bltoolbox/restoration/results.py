@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,48 @@ from bltoolbox.bilevel.records import Cost
 from bltoolbox.config.shown import Shown
 from bltoolbox.restoration.evaluation import Evaluation
 from bltoolbox.restoration.model import Model
+from bltoolbox.runs.metric import Metric
 
 
 @dataclass(frozen=True)
 class Check:
     """What the images that are not trained on said about θ after ``step`` steps.
 
-    ``validation_psnr`` is None without held-out images, ``evaluation_psnr`` unless the recipe asks for it at checks.
+    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, and unless the recipe asks
+    for the evaluation images at checks.
     """
 
     step: int
     computations: int
-    validation_psnr: float | None = None
-    evaluation_psnr: float | None = None
+    metric: Metric
+    validation: float | None = None
+    evaluation: float | None = None
     #: Whether no θ before was better on the held-out images.
     best: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for checks.jsonl."""
-        return asdict(self)
+        """Plain data for checks.jsonl, which describes the metric that it names."""
+        return {
+            "step": self.step,
+            "computations": self.computations,
+            **self.figures(),
+            "best": self.best,
+            "metric": self.metric.as_dict(),
+        }
+
+    def figures(self) -> dict[str, float | None]:
+        """What was measured, under the names that records give it, e.g. ``validation_psnr``."""
+        return {
+            f"validation_{self.metric.name}": self.validation,
+            f"evaluation_{self.metric.name}": self.evaluation,
+        }
 
     def __str__(self) -> str:
-        parts = (("validation", self.validation_psnr), ("evaluation", self.evaluation_psnr))
-        said = ", ".join(f"{name} PSNR {psnr:.3f} dB" for name, psnr in parts if psnr is not None)
+        parts = (("validation", self.validation), ("evaluation", self.evaluation))
+        closer = replace(self.metric, digits=self.metric.digits + 1)
+        said = ", ".join(
+            f"{name} {closer.label} {closer.show(value)}" for name, value in parts if value is not None
+        )
         return f"step {self.step}: {said or 'θ kept'}" + (" (best so far)" if self.best else "")
 
 
@@ -49,7 +68,9 @@ class RunResult(Shown):
     model: Model
     last: dict[str, Tensor] = field(repr=False)
     chosen: str
-    validation_psnr: float | None = None
+    metric: Metric
+    #: The best mean of the metric on the held-out images.
+    validation: float | None = None
     evaluation: Evaluation | None = None
     initial: Evaluation | None = None
     baseline: Evaluation | None = None
@@ -64,11 +85,10 @@ class RunResult(Shown):
         return self.model.theta
 
     def __repr__(self) -> str:
-        before = "" if self.evaluation is None else f"{self.evaluation.psnr_before:.2f} -> "
-        psnr = "" if self.evaluation is None else f", PSNR {before}{self.evaluation.psnr:.2f} dB"
+        quality = "" if self.evaluation is None else f", {self.evaluation.summary}"
         spent = f"{self.steps} steps, {self.cost.computations:,} computations, {self.seconds:.1f} s"
         where = "" if self.run_dir is None else f", {str(self.run_dir)!r}"
-        return f"RunResult({self.status!r}, {spent}{psnr}{where})"
+        return f"RunResult({self.status!r}, {spent}{quality}{where})"
 
     def solve(self, y: Tensor, tol: float | None = None) -> Tensor:
         """Restore ``y`` with what was learned."""
@@ -76,18 +96,13 @@ class RunResult(Shown):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json`` and status.json."""
-
-        def mean(evaluation: Evaluation | None) -> float | None:
-            return None if evaluation is None else evaluation.psnr
-
+        metrics = (self.metric,) if self.evaluation is None else self.evaluation.metrics
         return {
             "status": self.status,
             "run_dir": None if self.run_dir is None else str(self.run_dir),
-            "psnr_before": None if self.evaluation is None else self.evaluation.psnr_before,
-            "psnr_initial": mean(self.initial),
-            "psnr_baseline": mean(self.baseline),
-            "psnr_after": mean(self.evaluation),
-            "psnr_validation": self.validation_psnr,
+            "metrics": [metric.as_dict() for metric in metrics],
+            **{key: value for metric in metrics for key, value in self._means(metric.name).items()},
+            f"{self.metric.name}_validation": self.validation,
             "steps": self.steps,
             **self.cost.as_dict(),
             "interrupted_computations": self.interrupted.computations,
@@ -95,3 +110,10 @@ class RunResult(Shown):
             "theta_size": self.model.size,
             "theta": self.chosen,
         }
+
+    def _means(self, name: str) -> dict[str, float | None]:
+        """The means of one metric over the evaluation images."""
+        results = {"initial": self.initial, "baseline": self.baseline, "after": self.evaluation}
+        before = None if self.evaluation is None else self.evaluation.mean_before(name)
+        means = {when: None if found is None else found.mean(name) for when, found in results.items()}
+        return {f"{name}_{when}": value for when, value in {"before": before, **means}.items()}

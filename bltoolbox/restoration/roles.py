@@ -25,7 +25,7 @@ class Data(Role):
     """Images, addressed by id: true ones, recorded measurements, or both. The core adds splits and batches."""
 
     kind = "data"
-    #: The values between which images lie; also the box constraint, and the range of PSNR.
+    #: The values between which images lie; also the box constraint, and what metrics clip to and scale by.
     range: tuple[float, float] = (0.0, 1.0)
 
     @abstractmethod

@@ -64,6 +64,11 @@ class Samples:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The values between which images lie."""
+        return self.data.range
+
     def label(self, position: int) -> str:
         """What tables and figures call a sample."""
         return self.data.label(self.ids[position])

@@ -22,10 +22,15 @@ from bltoolbox.config.reading import RECIPE, read_text
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import MissingError
+from bltoolbox.runs.metric import UNDESCRIBED
 
 THETA_FILE = "theta.safetensors"
 #: Where they are, in a checkout as in an installed package.
 FOLDER = Path(__file__).parent / "weights"
+
+
+#: What cards give figures of.
+QUALITY = UNDESCRIBED
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Card:
         return "–" if value is None else str(value)
 
     def as_dict(self) -> dict[str, Any]:
-        facts = {key: self.facts.get(key) for key in ("task", "parameters", "noise", "psnr", "summary")}
+        facts = {key: self.facts.get(key) for key in ("task", "parameters", "noise", QUALITY.name, "summary")}
         return {"name": self.name, "path": str(self.path)} | facts | self.facts
 
 

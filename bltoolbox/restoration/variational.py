@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from bltoolbox.bilevel.problem import Composite, Linearization, Lower, Upper, ro
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.tensors import detached, dot, image_layout, norm, ordinary
+from bltoolbox.restoration.metrics import METRICS, ImageMetric
 from bltoolbox.restoration.roles import DataTerm, Operator, Regularizer, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
@@ -60,6 +61,8 @@ class Variational(Problem):
     constraint: Constraint = "none"
     strong_convexity: float = 0.0
     samples: Mapping[str, Samples] = field(default_factory=dict)
+    #: What can be reported about restored images.
+    metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
 
     @property
     def loss_scale(self) -> float:  # type: ignore[override]
@@ -159,15 +162,13 @@ class VariationalAt:
     @cached_property
     def prior_lipschitz(self) -> Bound:
         """Of ∇R; computed when a solver asks."""
-        theta = self.prepared["regularizer"]  # differentiable, whatever the constants are
         with detached():
-            return self.problem.regularizer.lipschitz(theta, self.shape)
+            return self.problem.regularizer.lipschitz(self.prepared["regularizer"], self.shape)
 
     @cached_property
     def prior_convexity(self) -> Bound:
-        theta = self.prepared["regularizer"]
         with detached():
-            bound = self.problem.regularizer.strong_convexity(theta, self.shape)
+            bound = self.problem.regularizer.strong_convexity(self.prepared["regularizer"], self.shape)
         # The Hessian of a convex function is never negative, whether or not its author says more.
         return 0.0 if bound is None and self.problem.regularizer.convex else bound
 
@@ -180,9 +181,8 @@ class VariationalAt:
         return self._spectrum({})
 
     def _spectrum(self, context: Rows) -> tuple[Bound, Bound]:
-        theta = self.prepared["operator"]
         with detached():
-            least, most = self.problem.operator.spectrum(theta, self.shape, context)
+            least, most = self.problem.operator.spectrum(self.prepared["operator"], self.shape, context)
         return (0.0 if least is None else least), most  # AᵀA is never negative
 
     def on(self, y: Tensor, context: Rows | None = None, ids: Sequence[int] | None = None) -> ImageLower:

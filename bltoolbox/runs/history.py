@@ -17,6 +17,7 @@ from bltoolbox.config.reading import LOG, RECIPE, FileRefused, parse_json, read_
 from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import UsageError
 from bltoolbox.runs.locks import is_locked
+from bltoolbox.runs.metric import Metric, described
 
 RECIPE_FILE = "resolved.yaml"
 SWEEP_FILE = "sweep.json"
@@ -28,7 +29,7 @@ CHECKPOINT_NAME = re.compile(r"state-([0-9]{8,18})\.ckpt")
 #: No run writes numbers beyond this, and axes cannot be drawn for them.
 LARGEST = 1e100
 
-#: Which images a PSNR is of, and what people call them.
+#: Which images were restored, and what people call them.
 Images = Literal["evaluation", "validation"]
 IMAGES: dict[Images, str] = {"evaluation": "test", "validation": "validation"}
 
@@ -45,16 +46,21 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """One check: the PSNR of θ after ``step`` steps, and the cost and the time up to there."""
+    """One check: what was measured of θ after ``step`` steps, and the cost and the time up to there."""
 
     step: int
     computations: float
     seconds: float | None = None
-    validation_psnr: float | None = None
-    evaluation_psnr: float | None = None
+    #: Means by the names that logs give them, e.g. ``validation_psnr``.
+    values: Mapping[str, float] = field(default_factory=dict)
 
-    def psnr(self, images: Images) -> float | None:
-        return self.evaluation_psnr if images == "evaluation" else self.validation_psnr
+    def value(self, images: Images, metric: Metric) -> float | None:
+        return self.values.get(f"{images}_{metric.name}")
+
+    def as_dict(self, metric: Metric) -> dict[str, Any]:
+        """Plain data, with one metric of all images."""
+        figures = {f"{images}_{metric.name}": self.value(images, metric) for images in IMAGES}
+        return {"step": self.step, "computations": self.computations, "seconds": self.seconds, **figures}
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,8 @@ class RunHistory:
     summary: dict[str, Any] = field(repr=False)
     steps: list[StepRecord] = field(repr=False)
     checks: list[CheckRecord] = field(repr=False)
+    #: What was measured; by the first metric the run chose.
+    metrics: tuple[Metric, ...]
     #: What was damaged or is missing, a sentence each.
     notes: list[str]
 
@@ -91,14 +99,26 @@ class RunHistory:
             )
             for step, line in sorted(metrics.items())
         ]
-        checks = _by_step(read_lines(path / "checks.jsonl", notes, required=False))
-        if not checks:
-            named = ("validation_psnr", "evaluation_psnr")
-            checks = {step: line for step, line in metrics.items() if any(name in line for name in named)}
-        found = [_check(step, line, seconds) for step, line in sorted(checks.items())]
+        lines = _by_step(read_lines(path / "checks.jsonl", notes, required=False))
         summary = status or {}
-        finished = bool(summary.get("finished"))
-        return cls(path, recipe, _state(path, summary), finished, summary, steps, found, notes)
+        measured = described(summary, *reversed(lines.values()))
+        checks = [_check(step, line, seconds, measured) for step, line in sorted((lines or metrics).items())]
+        return cls(
+            path,
+            recipe,
+            _state(path, summary),
+            bool(summary.get("finished")),
+            summary,
+            steps,
+            checks if lines else [check for check in checks if check.values],
+            measured,
+            notes,
+        )
+
+    @property
+    def metric(self) -> Metric:
+        """By which the run chose."""
+        return self.metrics[0]
 
     @property
     def seed(self) -> Any:
@@ -122,32 +142,32 @@ class RunHistory:
     def step_count(self) -> int:
         return int(_number(self.summary.get("steps")) or (self.steps[-1].step if self.steps else 0))
 
-    def has(self, images: Images) -> bool:
-        """Whether the checks looked at these images."""
-        return any(check.psnr(images) is not None for check in self.checks)
+    def has(self, images: Images, metric: Metric) -> bool:
+        """Whether the checks measured that of these images."""
+        return bool(self.values(images, metric))
 
-    def psnrs(self, images: Images) -> list[tuple[CheckRecord, float]]:
-        """The checks that looked at these images, and what they found."""
-        found = [(check, check.psnr(images)) for check in self.checks]
-        return [(check, psnr) for check, psnr in found if psnr is not None]
+    def values(self, images: Images, metric: Metric) -> list[tuple[CheckRecord, float]]:
+        """The checks that measured that of these images, and what they found."""
+        found = [(check, check.value(images, metric)) for check in self.checks]
+        return [(check, value) for check, value in found if value is not None]
 
-    def best_psnr(self, images: Images) -> float | None:
-        return max((psnr for _, psnr in self.psnrs(images)), default=None)
+    def best(self, images: Images, metric: Metric) -> float | None:
+        """The best that a check found."""
+        return metric.best(value for _, value in self.values(images, metric))
 
-    @property
-    def test_psnr(self) -> float | None:
-        """PSNR on the evaluation images of the θ that the run chose; None before its end."""
-        return _number(self.summary.get("psnr_after"))
+    def tested(self, metric: Metric, when: str = "after") -> float | None:
+        """Of the evaluation images with the θ that the run chose, or of what is compared with; None before its end."""
+        return _number(self.summary.get(f"{metric.name}_{when}"))
 
-    @property
-    def validation_psnr(self) -> float | None:
-        """The best PSNR on the held-out images."""
-        found = _number(self.summary.get("psnr_validation"))
-        return self.best_psnr("validation") if found is None else found
+    def validated(self, metric: Metric) -> float | None:
+        """The best on the held-out images."""
+        found = self.tested(metric, "validation")
+        return self.best("validation", metric) if found is None else found
 
-    def reached(self, level: float, images: Images) -> CheckRecord | None:
+    def reached(self, level: float, images: Images, metric: Metric) -> CheckRecord | None:
         """The first check at which θ was that good."""
-        return next((check for check, psnr in self.psnrs(images) if psnr >= level), None)
+        values = self.values(images, metric)
+        return next((check for check, value in values if not metric.better(level, value)), None)
 
     def check_at(self, computations: float) -> CheckRecord | None:
         """The last check that was made for that cost or less."""
@@ -252,15 +272,17 @@ class Glance:
 
     step: int = 0
     fraction: float = 0.0
-    psnr: float | None = None
+    #: The last value that was measured, with its unit.
+    quality: str = ""
 
 
 def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
     """From the ends of its logs alone, so that it can be asked often."""
     metrics, timings = read_tail(path / "metrics.jsonl"), read_tail(path / "timings.jsonl")
     checks = read_tail(path / "checks.jsonl")
-    found = [_check(0, line, {}) for line in [*metrics, *checks]]
-    psnrs = [psnr for check in found for psnr in (check.evaluation_psnr or check.validation_psnr,) if psnr]
+    metric = described(*reversed(checks))[0]
+    found = [_check(0, line, {}, (metric,)) for line in [*metrics, *checks]]
+    values = [value for check in found for value in list(check.values.values())[-1:]]
     spent = {
         "steps": metrics[-1].get("step") if metrics else None,
         "computations": metrics[-1].get("computations") if metrics else None,
@@ -270,7 +292,7 @@ def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
     limits = {name: _number(budget.get(name)) for name in spent}
     shares = [(_number(spent[name]) or 0.0) / limit for name, limit in limits.items() if limit]
     share = min(1.0, max(shares, default=0.0))
-    return Glance(int(_number(spent["steps"]) or 0), share, psnrs[-1] if psnrs else None)
+    return Glance(int(_number(spent["steps"]) or 0), share, metric.show(values[-1]) if values else "")
 
 
 def _parse_lines(lines: Sequence[str], name: str, notes: list[str]) -> list[dict[str, Any]]:
@@ -299,14 +321,16 @@ def _by_step(lines: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]
     return {line["step"]: line for line in lines if isinstance(line.get("step"), int)}
 
 
-def _check(step: int, line: Mapping[str, Any], seconds: Mapping[int, float | None]) -> CheckRecord:
+def _check(
+    step: int, line: Mapping[str, Any], seconds: Mapping[int, float | None], metrics: Sequence[Metric]
+) -> CheckRecord:
     own = _number(line.get("seconds"))
-    psnrs = (_number(line.get(name)) for name in ("validation_psnr", "evaluation_psnr"))
+    names = [f"{images}_{metric.name}" for metric in metrics for images in ("validation", "evaluation")]
     return CheckRecord(
         step,
         _number(line.get("computations")) or 0.0,
         seconds.get(step) if own is None else own,
-        *psnrs,
+        {name: value for name in names if (value := _number(line.get(name))) is not None},
     )
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from bltoolbox.config.reading import LOG, FileRefused, open_file, parse_json, read_end, read_json
 from bltoolbox.errors import UsageError
-from bltoolbox.runs.history import IMAGES, SWEEP_FILE, Images, expand, is_run, read_recipe, read_status
+from bltoolbox.runs.history import IMAGES, SWEEP_FILE, expand, is_run, read_recipe, read_status
 from bltoolbox.runs.locks import is_locked
+from bltoolbox.runs.metric import UNDESCRIBED, Metric, described
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 #: The share of the steps that tells the pace from which the rest is estimated.
@@ -89,7 +90,9 @@ class Snapshot:
     #: Seconds until the budget is spent, at the pace of the last steps.
     left: float | None = None
     losses: list[float] = field(default_factory=list, repr=False)
-    psnrs: dict[str, list[float]] = field(default_factory=dict, repr=False)
+    #: What the checks measured, and the values of test and validation images.
+    metric: Metric = UNDESCRIBED
+    quality: dict[str, list[float]] = field(default_factory=dict, repr=False)
     #: Figures of the last step.
     last: dict[str, float] = field(default_factory=dict)
     #: Iterations per sample in the last step.
@@ -101,6 +104,16 @@ class Snapshot:
     @property
     def active(self) -> bool:
         return self.state in ("running", "starting")
+
+    @property
+    def tested(self) -> dict[str, float]:
+        """At the end: the metric of the evaluation images, measured, by the baseline and learned."""
+        parts = {"measured": "before", "baseline": "baseline", "learned": "after"}
+        found = {
+            name: _number(self.summary.get(f"{self.metric.name}_{when}")) for name, when in parts.items()
+        }
+        known = {name: value for name, value in found.items() if value is not None}
+        return known if "learned" in known else {}
 
     @property
     def loss(self) -> float | None:
@@ -119,11 +132,12 @@ class Snapshot:
             "phase": self.phase,
             "seconds_left": self.left,
             "loss": self.loss,
-            **{f"psnr_{name}": values[-1] for name, values in self.psnrs.items()},
+            "metric": self.metric.as_dict(),
+            **{f"{self.metric.name}_{name}": values[-1] for name, values in self.quality.items()},
             "iterations_per_sample": self.iterations,
             "last_step": self.last,
             "images": [
-                {"label": label, "psnr_before": before, "psnr_after": after}
+                {"label": label, f"{self.metric.name}_before": before, f"{self.metric.name}_after": after}
                 for label, before, after in self.images
             ],
             "summary": dict(self.summary) if self.state == "finished" else None,
@@ -147,6 +161,7 @@ class Watched:
         metrics, timings, checks = (log.look() for log in (self.metrics, self.timings, self.checks))
         seconds = _number(timings[-1].get("seconds")) if timings else None
         last, before = (metrics[-1] if metrics else {}), (metrics[-2] if len(metrics) > 1 else {})
+        metric = described(status, *reversed(checks))[0]
         finished = bool(status.get("finished"))
         state = _state(str(status.get("status", "")), finished, locked)
         shares = self._shares(metrics, timings)
@@ -165,10 +180,11 @@ class Watched:
             phase=_last_line(self.path / "log.txt") if spent else "",
             left=_left(shares, timings) if state == "running" and not spent else None,
             losses=losses,
-            psnrs=_psnrs(checks),
+            metric=metric,
+            quality=_quality(checks, metric),
             last={name: value for name in _FIGURES if (value := _number(last.get(name))) is not None},
             iterations=_iterations(last, before),
-            images=_images(self.path) if finished else [],
+            images=_images(self.path, metric) if finished else [],
             summary=status,
         )
 
@@ -241,12 +257,11 @@ def sparkline(values: Sequence[float], width: int, *, log: bool = False) -> str:
     return "".join(BLOCKS[min(7, int(8 * (mean - low) / (high - low)))] for mean in means)
 
 
-def _psnrs(checks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    kinds: tuple[Images, ...] = ("evaluation", "validation")
-    found = {
-        IMAGES[kind]: [value for line in checks if (value := _number(line.get(f"{kind}_psnr"))) is not None]
-        for kind in kinds
-    }
+def _quality(checks: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, list[float]]:
+    found = {}
+    for images, name in IMAGES.items():
+        values = (_number(line.get(f"{images}_{metric.name}")) for line in checks)
+        found[name] = [value for value in values if value is not None]
     return {name: values for name, values in found.items() if values}
 
 
@@ -287,15 +302,15 @@ def _iterations(last: Mapping[str, Any], before: Mapping[str, Any]) -> float | N
     return (spent - (_number(before.get("computations")) or 0.0)) / size if spent and size else None
 
 
-def _images(path: Path) -> list[tuple[str, float | None, float | None]]:
+def _images(path: Path, metric: Metric) -> list[tuple[str, float | None, float | None]]:
     """What the finished run has kept of its evaluation images."""
     try:
         index = read_json(path / "images" / "evaluation.json", follow=False)
         found = []
         for one in index:
-            psnrs = {part["key"]: _number(part["psnr"]) for part in one["variants"]}
-            found.append((str(one["label"]), psnrs.get("measured"), psnrs.get("learned")))
-    except (OSError, ValueError, KeyError, TypeError):
+            values = {part["key"]: _number(part.get(metric.name)) for part in one["variants"]}
+            found.append((str(one["label"]), values.get("measured"), values.get("learned")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     return found
 

@@ -26,6 +26,7 @@ from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.from_recipe import build, measured, refusal
+from bltoolbox.restoration.metrics import deciding
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.roles import Data, Operator
 from bltoolbox.restoration.samples import Samples
@@ -45,6 +46,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     device = pick_device(recipe.device, ranks)
     set_precision(recipe.tf32)
     check_partners(recipe, registry)
+    metric = deciding(recipe)
     parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
     operator, regularizer = parts["operator"], parts["regularizer"]
     train, validation, evaluation = _samples(recipe, registry, operator, device)
@@ -62,6 +64,12 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         if misfit := problem.check(samples.shape):
             role, sentence = misfit
             raise refusal(recipe, role, f"{getattr(recipe, role).name}: {sentence}")
+        if min(samples.shape[-2:]) < metric.side:
+            size = "×".join(map(str, samples.shape[-2:]))
+            message = (
+                f"{metric.label} needs images of at least {metric.side}×{metric.side} pixels, not {size}"
+            )
+            raise refusal(recipe, "validation.metric", f"{message}; choose another metric")
     if recipe.on_divergence == "shrink-step" and not parts["upper_optimizer"].offers("shorten"):
         name = recipe.upper_optimizer.name
         raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
@@ -97,6 +105,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         sampler_state=sampler_state,
         optimizer=parts["upper_optimizer"],
         theta=theta,
+        metric=metric,
         validation=validation,
         evaluation=evaluation,
         baseline=baseline,

@@ -22,6 +22,7 @@ from bltoolbox.errors import BltError, BudgetExhausted, NumericalError
 from bltoolbox.restoration.evaluation import evaluate
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational
+from bltoolbox.runs.metric import Metric
 
 #: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm),
 #: and its final width.
@@ -49,15 +50,16 @@ def tune(
     tol: float,
     chunk: int,
     limit: int,
+    metric: Metric,
     ranks: Ranks = ALONE,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """θ with the best mean PSNR on the first training images, as far as the search came before ``stop``."""
+    """θ with the best mean of ``metric`` on the first training images, as far as the search came before ``stop``."""
     best = {name: value.clone() for name, value in theta.items()}
     if sum(value.numel() for value in best.values()) > 2:
         raise BltError("a baseline must be a regularizer with at most two parameters, such as tv")
     options: dict[str, Any] = {"tol": tol, "chunk": chunk, "limit": limit, "ranks": ranks}
-    search = _Search(problem, samples, _Stoppable(solver, stop), options)
+    search = _Search(problem, samples, _Stoppable(solver, stop), metric, options)
     radius = _RADIUS
     try:
         for _ in range(_SWEEPS):
@@ -76,15 +78,22 @@ class _Search:
     """Tries parameters, and remembers the best."""
 
     def __init__(
-        self, problem: Variational, samples: Samples, solver: _Stoppable, options: dict[str, Any]
+        self,
+        problem: Variational,
+        samples: Samples,
+        solver: _Stoppable,
+        metric: Metric,
+        options: dict[str, Any],
     ) -> None:
-        self.problem, self.samples, self.solver, self.options = problem, samples, solver, options
+        self.problem, self.samples, self.solver = problem, samples, solver
+        self.sign = -1.0 if metric.higher else 1.0
+        self.options = options | {"metrics": (metric.name,)}
         self.trials = self.iterations = 0
         self.least = math.inf
         self.best: dict[str, Tensor] | None = None
 
     def loss(self, theta: Theta, name: str, value: float) -> float:
-        """The negative mean PSNR with one parameter of θ changed; infinite where it cannot be computed."""
+        """The mean of the metric with one parameter of θ changed, negated if more is better; infinite if it fails."""
         self.solver.check()
         trial = dict(theta) | {name: theta[name].new_full(theta[name].shape, value)}
         positions = range(min(_IMAGES, len(self.samples)))
@@ -96,9 +105,10 @@ class _Search:
             return math.inf
         self.trials += 1
         self.iterations += restored.iterations
-        if -restored.psnr < self.least:
-            self.least, self.best = -restored.psnr, trial
-        return -restored.psnr
+        loss = self.sign * restored.mean()
+        if loss < self.least:
+            self.least, self.best = loss, trial
+        return loss
 
 
 class _Stoppable(LowerSolver):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
 from bltoolbox.restoration.variational import Variational
+from bltoolbox.runs.metric import Metric
 from bltoolbox.training.baseline import tune
 from bltoolbox.training.listeners import Keeper
 from bltoolbox.training.misfits import check_state
@@ -74,6 +76,8 @@ class Experiment:
     sampler_state: dict[str, Any]
     optimizer: UpperOptimizer
     theta: dict[str, Tensor]
+    #: By which the best θ is chosen.
+    metric: Metric
     validation: Samples | None = None
     evaluation: Samples | None = None
     baseline: tuple[Variational, dict[str, Tensor]] | None = None
@@ -333,26 +337,26 @@ class _Run:
         began = self.ranks.now()
         experiment, settings = self.experiment, self.experiment.recipe.validation
         self.checked_at = self.steps
-        psnr = self._psnr(experiment.validation)
-        test = self._psnr(experiment.evaluation) if settings.evaluation else None
-        better = psnr is not None and (self.best is None or psnr > self.best[0])
-        if psnr is not None:
+        metric = experiment.metric
+        value = self._measure(experiment.validation)
+        test = self._measure(experiment.evaluation) if settings.evaluation else None
+        better = value is not None and metric.better(value, math.nan if self.best is None else self.best[0])
+        if value is not None:
             if better:
-                self.best = psnr, self.steps, dict(self.theta)
+                self.best = value, self.steps, dict(self.theta)
             self.since_best = 0 if better else self.since_best + 1
+        check = Check(self.steps, experiment.oracle.cost.computations, metric, value, test, better)
         if record is not None:
-            found = {"validation_psnr": psnr, "evaluation_psnr": test}
-            record |= {name: value for name, value in found.items() if value is not None}
-        self._tell(
-            "checked", Check(self.steps, experiment.oracle.cost.computations, psnr, test, better), self.theta
-        )
+            record |= {name: value for name, value in check.figures().items() if value is not None}
+        self._tell("checked", check, self.theta)
         self.checking += self.ranks.now() - began
         return settings.patience is not None and self.since_best >= settings.patience
 
-    def _psnr(self, samples: Samples | None) -> float | None:
+    def _measure(self, samples: Samples | None) -> float | None:
+        """The mean of the deciding metric with the current θ."""
         if samples is None:
             return None
-        return self._restore(self.experiment.problem, self.theta, samples).psnr
+        return self._restore(self.experiment.problem, self.theta, samples).mean()
 
     def _result(self, seconds: float) -> RunResult:
         """Choose θ and evaluate it beside what it should beat."""
@@ -371,7 +375,8 @@ class _Run:
             model=experiment.model(theta),
             last=self.theta,
             chosen=chosen,
-            validation_psnr=None if self.best is None else self.best[0],
+            metric=experiment.metric,
+            validation=None if self.best is None else self.best[0],
             evaluation=evaluation,
             initial=initial,
             baseline=baseline,
@@ -390,7 +395,13 @@ class _Run:
         problem, theta = experiment.baseline
         self._tell("phase", "tuning the baseline")
         tuned = tune(
-            problem, theta, experiment.train, experiment.oracle.solver, stop=self._late, **self._options()
+            problem,
+            theta,
+            experiment.train,
+            experiment.oracle.solver,
+            metric=experiment.metric,
+            stop=self._late,
+            **self._options(),
         )
         experiment.oracle.charge(Cost(evaluation_iterations=tuned.iterations))
         if not tuned.complete:
@@ -398,7 +409,7 @@ class _Run:
             self._tell("phase", f"budget.seconds was spent before the baseline was tuned; {result}")
         if not tuned.trials:
             return None
-        return self._restore(problem, tuned.theta, experiment.evaluation, keep=_PICTURES)
+        return self._restore(problem, tuned.theta, experiment.evaluation, keep=_PICTURES, every=True)
 
     def _late(self) -> bool:
         """Whether the seconds of the budget are spent, those reserved for the baseline included."""
@@ -409,11 +420,17 @@ class _Run:
         if self.experiment.evaluation is None:
             return None
         self._tell("phase", sentence)
-        return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep)
+        return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep, every=True)
 
-    def _restore(self, problem: Variational, theta: Theta, samples: Samples, keep: int = 0) -> Evaluation:
-        oracle = self.experiment.oracle
-        restored = evaluate(problem, theta, samples, oracle.solver, keep=keep, **self._options())
+    def _restore(
+        self, problem: Variational, theta: Theta, samples: Samples, keep: int = 0, every: bool = False
+    ) -> Evaluation:
+        """Restore and measure: the deciding metric, and with ``every`` all others of the problem as well."""
+        oracle, name = self.experiment.oracle, self.experiment.metric.name
+        names = (name, *problem.metrics) if every else (name,)
+        restored = evaluate(
+            problem, theta, samples, oracle.solver, keep=keep, metrics=names, **self._options()
+        )
         oracle.charge(Cost(evaluation_iterations=restored.iterations))
         return restored
 

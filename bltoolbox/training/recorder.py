@@ -59,7 +59,8 @@ class Recorder(Listener):
         self._status(result.as_dict() | {"run_dir": str(self.directory.path), "finished": True})
 
     def _status(self, content: Mapping[str, Any]) -> None:
-        self.directory.write_json("status.json", {**content, "bltoolbox": bltoolbox.__version__})
+        described = {"metrics": [self.experiment.metric.as_dict()]}
+        self.directory.write_json("status.json", {**described, **content, "bltoolbox": bltoolbox.__version__})
 
     def _save(self, name: str, theta: Theta) -> None:
         self.directory.write_bytes(name, encode(theta, self.experiment.recipe))

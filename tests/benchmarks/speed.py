@@ -39,7 +39,7 @@ from bltoolbox.bilevel.memory import keep_freed_memory
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Batch, Theta
 from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.restoration.evaluation import psnr
+from bltoolbox.restoration.metrics import METRICS, measure
 from bltoolbox.restoration.variational import VariationalTasks, join, split
 from bltoolbox.testing import Gain, full_batch, make_oracle, variational
 
@@ -232,7 +232,9 @@ class Bench:
 
     def _quality(self, regularizer: FieldOfExperts, theta: Theta, test: Tensor, noisy: Tensor) -> float:
         lower = variational(Identity(), regularizer).at(join(regularizer=theta), test.shape[1:]).on(noisy)
-        return float(psnr(solve(MemoryGradient(), lower, lower.start(), 0.1).x, test).mean())
+        restored = solve(MemoryGradient(), lower, lower.start(), 0.1).x
+        values = measure([METRICS["psnr"]], restored, test)["psnr"]
+        return sum(values) / len(values)
 
     def roofline(self, repeats: int) -> None:
         """One iteration of each solver against the time its two convolutions take at the speed of a matrix product."""

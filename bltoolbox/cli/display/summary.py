@@ -17,15 +17,15 @@ def print_summary(result: RunResult) -> None:
     """What the run found, what it cost and where it is, on stdout."""
     console = Console(highlight=False)
     if result.evaluation is not None:
-        console.print(_psnr_table(result, result.evaluation))
+        console.print(_quality_table(result, result.evaluation))
     cost, model = result.cost, result.model
     facts = [
         ("status", result.status),
         ("learned", f"{model.size} parameters of {model.recipe.regularizer.name}; θ kept: {result.chosen}"),
         ("cost", f"{cost.computations:,} computations in {result.steps} steps, {result.seconds:.1f} s"),
     ]
-    if result.validation_psnr is not None:
-        facts.append(("validation", f"{result.validation_psnr:.2f} dB"))
+    if result.validation is not None:
+        facts.append(("validation", f"{result.metric.label} {result.metric.show(result.validation)}"))
     if result.run_dir is not None:
         facts.append(("results", str(result.run_dir)))
         if (page := result.run_dir / REPORT_FILE).is_file():
@@ -36,23 +36,24 @@ def print_summary(result: RunResult) -> None:
         console.print(_text(f"{name:>10}  {value}"), soft_wrap=True)
 
 
-def _psnr_table(result: RunResult, evaluation: Evaluation) -> Table:
-    rows: list[tuple[str, list[float]]] = [("measured", evaluation.before)]
+def _quality_table(result: RunResult, evaluation: Evaluation) -> Table:
+    metric = evaluation.metric
+    rows = [("measured", evaluation.before)]
     if result.baseline is not None and result.model.recipe.baseline is not None:
         rows.append((f"{result.model.recipe.baseline.name}, tuned", result.baseline.after))
     if result.initial is not None:
         rows.append(("initial θ", result.initial.after))
     rows.append(("learned θ", evaluation.after))
-    shown = min(len(evaluation.after), 6)
-    table = Table(title="PSNR in dB on the evaluation images", box=box.SIMPLE_HEAD, title_justify="left")
+    shown = min(len(evaluation.labels), 6)
+    table = Table(title=f"{metric.title} on the evaluation images", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("")
     table.add_column("mean", justify="right", style="bold")
     for label in evaluation.labels[:shown]:
         table.add_column(_text(label), justify="right")
     for name, values in rows:
-        table.add_row(
-            _text(name), f"{sum(values) / len(values):.2f}", *(f"{value:.2f}" for value in values[:shown])
-        )
+        each = values[metric.name]
+        figures = [sum(each) / len(each), *each[:shown]]
+        table.add_row(_text(name), *map(metric.number, figures))
     return table
 
 

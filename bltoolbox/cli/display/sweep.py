@@ -15,6 +15,7 @@ from bltoolbox.cli.common import say
 from bltoolbox.cli.display.tables import print_rows
 from bltoolbox.config.printable import printable
 from bltoolbox.runs.history import glance
+from bltoolbox.runs.metric import Metric
 from bltoolbox.training.sweep.plan import Planned, State
 
 _STYLES = {
@@ -88,8 +89,7 @@ class Display:
             figures = ("", "", "")
             if one.state in (State.RUNNING, State.FINISHED):
                 far = glance(one.path, one.recipe)
-                psnr = "" if far.psnr is None else f"{far.psnr:.2f} dB"
-                figures = (f"{100 * far.fraction:.0f} %", f"step {far.step}", psnr)
+                figures = (f"{100 * far.fraction:.0f} %", f"step {far.step}", printable(far.quality))
             words = (
                 Text(printable(one.name)),
                 Text(one.state, style=_STYLES[one.state]),
@@ -107,8 +107,10 @@ def _important(cells: Sequence[Planned]) -> list[Planned]:
 
 def print_table(facts: Mapping[str, Any]) -> None:
     """Every cell with its figures, on stdout; then, why some have none."""
-    cells = facts["cells"]
-    rows = [("cell", "status", "steps", "computations", "seconds", "validation dB", "test dB")]
+    cells, metric = facts["cells"], Metric(**facts["metric"])
+    kinds = {kind: f"{metric.name}_{kind}" for kind in ("validation", "test")}
+    headings = [f"{kind} {metric.title}" for kind in kinds]
+    rows = [("cell", "status", "steps", "computations", "seconds", *headings)]
     for cell in cells:
         rows.append(
             (
@@ -117,8 +119,10 @@ def print_table(facts: Mapping[str, Any]) -> None:
                 _number(cell["steps"], "d"),
                 _number(cell["computations"], ",d"),
                 _number(cell["seconds"], ".1f"),
-                _number(cell["psnr_validation"], ".2f") + _mark(facts["best_validation"], cell, cells),
-                _number(cell["psnr_test"], ".2f") + _mark(facts["best_test"], cell, cells),
+                *(
+                    metric.number(cell.get(key)) + _mark(facts[f"best_{kind}"], cell, cells)
+                    for kind, key in kinds.items()
+                ),
             )
         )
     print_rows(rows, left=2)

@@ -56,7 +56,7 @@ class WatchDisplay:
             self.live.update(self.picture(snapshots), refresh=True)
             return
         for one in snapshots:
-            news = one.state, one.status, *(len(values) for values in one.psnrs.values())
+            news = one.state, one.status, *(len(values) for values in one.quality.values())
             if self.told.get(str(one.path)) != news:
                 self.told[str(one.path)] = news
                 show(line(one))
@@ -69,7 +69,7 @@ class WatchDisplay:
             return
         for one in snapshots if len(snapshots) == 1 else ():
             for label, before, after in one.images:
-                show(f"  {label}: {_db(before)} -> {_db(after)}")
+                show(f"  {label}: {one.metric.show(before)} -> {one.metric.show(after)}")
 
     def picture(self, snapshots: Sequence[Snapshot]) -> RenderableType:
         if len(snapshots) == 1:
@@ -93,7 +93,9 @@ def line(one: Snapshot) -> str:
     parts += [f"{100 * one.fraction:.0f} %"] if one.state != "finished" else []
     parts += [f"{one.computations:,.0f} computations", duration(one.seconds)]
     parts += [f"loss {one.loss:.4g}"] if one.loss is not None else []
-    parts += [f"{name} PSNR {values[-1]:.2f} dB" for name, values in one.psnrs.items()]
+    parts += [
+        f"{name} {one.metric.label} {one.metric.show(values[-1])}" for name, values in one.quality.items()
+    ]
     parts += [f"about {duration(one.left)} left"] if one.left is not None else []
     parts += [one.phase] if one.phase else []
     return ", ".join(parts)
@@ -113,20 +115,23 @@ def one_run(one: Snapshot, width: int) -> Panel:
     inside.add_row("budget", bar)
     if one.losses:
         inside.add_row("loss", _curve(sparkline(one.losses, spark, log=True), f"{one.loss:.4g}", "blue"))
-    for name, values in one.psnrs.items():
-        said = f"{values[-1]:.2f} dB, best {max(values):.2f}"
-        inside.add_row(f"{name} PSNR", _curve(sparkline(values, spark), said, "magenta"))
+    metric = one.metric
+    for name, values in one.quality.items():
+        said = f"{metric.show(values[-1])}, best {metric.number(metric.best(values))}"
+        label = _text(f"{name} {metric.label}")
+        inside.add_row(label, _curve(sparkline(values, spark), said, "magenta"))
     figures = [f"step {one.step:,}", f"{one.computations:,.0f} computations"]
     figures += [f"{one.iterations:.1f} iterations/sample"] if one.iterations is not None else []
     figures += [f"{_NAMES.get(name, name)} {value:.4g}" for name, value in one.last.items()]
     inside.add_row("last step", _text(" · ".join(figures)))
     if one.images:
-        shown = [f"{label} {_db(before)} → {_db(after)}" for label, before, after in one.images]
+        shown = [
+            f"{label} {metric.show(before)} → {metric.show(after)}" for label, before, after in one.images
+        ]
         inside.add_row("images", _text(" · ".join(shown)))
-    if after := one.summary.get("psnr_after"):
-        parts = {"measured": "psnr_before", "baseline": "psnr_baseline", "learned": "psnr_after"}
-        known = [f"{name} {_db(one.summary.get(key))}" for name, key in parts.items() if one.summary.get(key)]
-        inside.add_row("test images", _text(", ".join(known) if after else ""))
+    if one.tested:
+        known = [f"{name} {metric.show(value)}" for name, value in one.tested.items()]
+        inside.add_row("test images", _text(", ".join(known)))
     title = Text.assemble(
         (f" {printable(one.name)} ", "bold"), (f"{printable(_said(one))} ", _STYLES.get(one.state, "yellow"))
     )
@@ -135,11 +140,11 @@ def one_run(one: Snapshot, width: int) -> Panel:
 
 def _many(snapshots: Sequence[Snapshot]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("run", "state", "budget", "left", "step", "loss", "", "PSNR", ""):
+    for heading in ("run", "state", "budget", "left", "step", "loss", "", "quality", ""):
         right = heading in ("budget", "left", "step")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for one in snapshots:
-        psnrs = one.psnrs.get("test") or one.psnrs.get("validation") or []
+        values = one.quality.get("test") or one.quality.get("validation") or []
         table.add_row(
             _text(one.path.resolve().name),
             _text(one.state, style=_STYLES.get(one.state, "yellow")),
@@ -148,8 +153,8 @@ def _many(snapshots: Sequence[Snapshot]) -> Table:
             f"{one.step:,}",
             "" if one.loss is None else f"{one.loss:.4g}",
             Text(sparkline(one.losses, 14, log=True), style="blue"),
-            f"{psnrs[-1]:.2f}" if psnrs else "",
-            Text(sparkline(psnrs, 10), style="magenta"),
+            _text(f"{one.metric.label} {one.metric.show(values[-1])}" if values else ""),
+            Text(sparkline(values, 10), style="magenta"),
         )
     return table
 
@@ -160,14 +165,10 @@ def _text(words: str, style: str = "") -> Text:
 
 
 def _curve(blocks: str, figures: str, style: str) -> Text:
-    return Text.assemble((blocks, style), f"  {figures}")
+    return Text.assemble((blocks, style), f"  {printable(figures)}")
 
 
 def _said(one: Snapshot) -> str:
     if one.state == "finished":
         return f"finished: {one.status}"
     return one.status if one.status.startswith(one.state) else one.state
-
-
-def _db(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f} dB"

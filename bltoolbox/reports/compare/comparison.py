@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bltoolbox.runs.history import IMAGES, Images, RunHistory
+from bltoolbox.runs.metric import Metric, most_common
 from bltoolbox.runs.settings import IRRELEVANT, labels, shown
 
 Axis = Literal["computations", "seconds"]
@@ -53,10 +54,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, the images whose PSNR is compared, the levels, and what could not be compared."""
+    """Groups of runs, the images and the metric by which they are compared, levels, and what could not be compared."""
 
     groups: list[Group]
     images: Images
+    metric: Metric
     levels: list[float]
     smooth: int | None
     notes: list[str]
@@ -66,8 +68,9 @@ class Comparison:
         return [run for group in self.groups for run in group.runs]
 
     @property
-    def psnr_name(self) -> str:
-        return f"{IMAGES[self.images]} PSNR"
+    def quality(self) -> str:
+        """What is compared: ``test PSNR``."""
+        return f"{IMAGES[self.images]} {self.metric.label}"
 
     def losses(self, run: RunHistory, axis: Axis, smoothed: bool = True) -> Curve:
         """Loss of each step, as it is or as its running mean, against cost or time."""
@@ -77,10 +80,10 @@ class Comparison:
             values = running_mean(values, span(len(values), self.smooth))
         return _curve((getattr(one, axis), value) for one, value in zip(records, values, strict=True))
 
-    def psnrs(self, run: RunHistory, axis: Axis) -> Curve:
-        """PSNR at each check, against cost or time; until its first step a run is as good as at its start."""
-        checks = run.psnrs(self.images)
-        points = [(getattr(check, axis), psnr) for check, psnr in checks]
+    def qualities(self, run: RunHistory, axis: Axis) -> Curve:
+        """The metric at each check, against cost or time; until its first step a run is as good as at its start."""
+        checks = run.values(self.images, self.metric)
+        points = [(getattr(check, axis), value) for check, value in checks]
         if checks and checks[0][0].step == 0 and run.steps:
             end = getattr(run.steps[0], axis)
             points.append((None if end is None else end * (1 - 1e-9), checks[0][1]))
@@ -94,28 +97,30 @@ class Comparison:
 def compare(
     runs: Sequence[RunHistory], levels: Sequence[float] = (), smooth: int | None = None
 ) -> Comparison:
-    """Group runs and choose what to compare; ``levels`` are PSNRs in dB, found from the runs if none are given."""
+    """Group runs and choose what to compare; ``levels`` are values of the metric; without any, some are found."""
     notes = [f"{run.path}: {note}" for run in runs for note in run.notes]
     notes += [
         f"{run.path}: the run is not finished ({run.status}); what there is of it is used"
         for run in runs
         if not run.finished
     ]
-    images = _images(runs)
+    metric = most_common([run.metric for run in runs])
+    images = _images(runs, metric)
     for run in runs:
-        if not run.has(images) and any(other.has(images) for other in runs):
-            notes.append(f"{run.path}: no check has a {IMAGES[images]} PSNR, so it has no PSNR curve")
-    return Comparison(_groups(runs), images, sorted(levels) or default_levels(runs, images), smooth, notes)
+        if not run.has(images, metric) and any(other.has(images, metric) for other in runs):
+            label = metric.label
+            notes.append(f"{run.path}: no check has a {IMAGES[images]} {label}, so it has no {label} curve")
+    chosen = sorted(levels) or default_levels(runs, images, metric)
+    return Comparison(_groups(runs), images, metric, chosen, smooth, notes)
 
 
-def _images(runs: Sequence[RunHistory]) -> Images:
+def _images(runs: Sequence[RunHistory], metric: Metric) -> Images:
     """The test images if all runs with checks looked at them, else the held-out ones if all did, else what is there."""
-    checked = [run for run in runs if run.has("evaluation") or run.has("validation")]
-    kinds: tuple[Images, ...] = ("evaluation", "validation")
-    for images in kinds:
-        if checked and all(run.has(images) for run in checked):
+    checked = [run for run in runs if any(run.has(images, metric) for images in IMAGES)]
+    for images in IMAGES:
+        if checked and all(run.has(images, metric) for run in checked):
             return images
-    return "evaluation" if any(run.has("evaluation") for run in checked) else "validation"
+    return "evaluation" if any(run.has("evaluation", metric) for run in checked) else "validation"
 
 
 def _groups(runs: Sequence[RunHistory]) -> list[Group]:
@@ -152,10 +157,11 @@ def _plain_name(group: Sequence[RunHistory]) -> str:
     return ", ".join(dict.fromkeys(run.path.resolve().name for run in group))
 
 
-def default_levels(runs: Sequence[RunHistory], images: Images, count: int = 3) -> list[float]:
+def default_levels(runs: Sequence[RunHistory], images: Images, metric: Metric, count: int = 3) -> list[float]:
     """Round levels between where the runs start and the best that one of them reaches."""
-    starts = [found[0][1] for run in runs if (found := run.psnrs(images))]
-    bests = [best for run in runs if (best := run.best_psnr(images)) is not None]
+    sign = 1 if metric.higher else -1
+    starts = [sign * found[0][1] for run in runs if (found := run.values(images, metric))]
+    bests = [sign * best for run in runs if (best := run.best(images, metric)) is not None]
     if not bests or max(bests) <= max(starts):
         return []
     low, high = max(starts), max(bests)
@@ -164,7 +170,7 @@ def default_levels(runs: Sequence[RunHistory], images: Images, count: int = 3) -
             unit = factor * 10.0**exponent
             first, last = math.floor(low / unit) + 1, math.floor(high / unit)
             if last - first + 1 >= count:
-                return [round(k * unit, 6) for k in range(first, last + 1)][-count:]
+                return sorted(round(sign * k * unit, 6) for k in range(first, last + 1)[-count:])
     return []
 
 
@@ -252,7 +258,7 @@ def to_reach(comparison: Comparison, level: float, axis: Axis) -> Callable[[RunH
     """What a run needs until its first check at a level."""
 
     def figure(run: RunHistory) -> float | None:
-        check = run.reached(level, comparison.images)
+        check = run.reached(level, comparison.images, comparison.metric)
         return None if check is None else getattr(check, axis)
 
     return figure
@@ -261,7 +267,8 @@ def to_reach(comparison: Comparison, level: float, axis: Axis) -> Callable[[RunH
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """Everything, curves included, for ``--json``."""
     return {
-        "psnr": IMAGES[comparison.images],
+        "metric": comparison.metric.as_dict(),
+        comparison.metric.name: IMAGES[comparison.images],
         "levels": comparison.levels,
         "notes": comparison.notes,
         "groups": [_group_facts(comparison, group) for group in comparison.groups],
@@ -270,11 +277,12 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 def _group_facts(comparison: Comparison, group: Group) -> dict[str, Any]:
     runs = [_run_facts(comparison, run) for run in group.runs]
-    names = ("best_psnr", "psnr_test", "final_loss", "computations", "seconds")
+    name = comparison.metric.name
+    names = (f"best_{name}", f"{name}_test", "final_loss", "computations", "seconds")
     facts: dict[str, Any] = {"label": group.label}
     facts |= {name: _facts(spread(run[name] for run in runs)) for name in names}
     facts["levels"] = [
-        {"psnr": level} | {axis: _facts(over(group, to_reach(comparison, level, axis))) for axis in _AXES}
+        {name: level} | {axis: _facts(over(group, to_reach(comparison, level, axis))) for axis in _AXES}
         for level in comparison.levels
     ]
     return facts | {"runs": runs}
@@ -288,8 +296,10 @@ def _facts(found: Spread | None) -> dict[str, Any] | None:
 
 
 def _run_facts(comparison: Comparison, run: RunHistory) -> dict[str, Any]:
-    reached = [(level, run.reached(level, comparison.images)) for level in comparison.levels]
-    smooth = comparison.losses(run, "computations")
+    reached = [
+        (level, run.reached(level, comparison.images, comparison.metric)) for level in comparison.levels
+    ]
+    smooth, metric = comparison.losses(run, "computations"), comparison.metric
     return {
         "run_dir": str(run.path),
         "seed": run.seed,
@@ -298,12 +308,12 @@ def _run_facts(comparison: Comparison, run: RunHistory) -> dict[str, Any]:
         "steps": run.step_count,
         "computations": run.computations,
         "seconds": run.seconds,
-        "best_psnr": run.best_psnr(comparison.images),
-        "psnr_test": run.test_psnr,
+        f"best_{metric.name}": run.best(comparison.images, metric),
+        f"{metric.name}_test": run.tested(metric),
         "final_loss": comparison.final_loss(run),
         "levels": [
             {
-                "psnr": level,
+                metric.name: level,
                 "step": check and check.step,
                 "computations": check and check.computations,
                 "seconds": check and check.seconds,
@@ -313,6 +323,6 @@ def _run_facts(comparison: Comparison, run: RunHistory) -> dict[str, Any]:
         "curves": {
             "loss": [dict(vars(one)) for one in run.steps],
             "smoothed_loss": {"computations": [x for x, _ in smooth], "loss": [y for _, y in smooth]},
-            "checks": [dict(vars(one)) for one in run.checks],
+            "checks": [one.as_dict(metric) for one in run.checks],
         },
     }

@@ -12,6 +12,7 @@ from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.reports.compare.comparison import Axis, Comparison, Curve, Group, band
 from bltoolbox.runs.files import write_bytes
+from bltoolbox.runs.history import IMAGES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +52,7 @@ _WIDE_X, _WIDE_Y = 30.0, 4.0
 
 
 def draw_curves(comparison: Comparison) -> Figure:
-    """Loss (above) and PSNR (below) against computations (left) and seconds (right)."""
+    """Loss (above) and quality (below) against computations (left) and seconds (right)."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -65,7 +66,7 @@ def draw_curves(comparison: Comparison) -> Figure:
             _draw_column(comparison, axis, panels[0][column], panels[1][column])
             panels[1][column].set_xlabel(_LABELS[axis])
         panels[0][0].set_ylabel("training loss per mini-batch")
-        panels[1][0].set_ylabel(f"average {comparison.psnr_name} in dB")
+        panels[1][0].set_ylabel(f"average {IMAGES[comparison.images]} {comparison.metric.title}")
         handles = [_handle(number, group) for number, group in enumerate(comparison.groups)]
         figure.legend(
             handles=handles, loc="outside upper left", ncols=columns, frameon=False, handlelength=2.2
@@ -79,8 +80,8 @@ def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> 
     raw = [
         [comparison.losses(run, axis, smoothed=False) for run in group.runs] for group in comparison.groups
     ]
-    psnrs = [[comparison.psnrs(run, axis) for run in group.runs] for group in comparison.groups]
-    places = [x for curves in [*losses, *psnrs] for curve in curves for x, _ in curve]
+    qualities = [[comparison.qualities(run, axis) for run in group.runs] for group in comparison.groups]
+    places = [x for curves in [*losses, *qualities] for curve in curves for x, _ in curve]
     log = _spans(places, _WIDE_X)
     # The initial θ has cost nothing, for which a logarithmic axis has no place: it stands at its left end.
     left = _left_end(places) if log else 0.0
@@ -88,7 +89,7 @@ def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> 
         for curve in raw[number]:
             above.plot(*_xy(curve), **_look(number, width=0.5), alpha=0.22, zorder=1)
         _draw_band(above, number, losses[number], log)
-        lifted = [[(max(x, left), y) for x, y in curve] for curve in psnrs[number]]
+        lifted = [[(max(x, left), y) for x, y in curve] for curve in qualities[number]]
         _draw_band(below, number, lifted, log, markers=True)
     values = [y for curves in losses for curve in curves for _, y in curve]
     if _spans(values, _WIDE_Y) and min(values) > 0:
@@ -105,7 +106,7 @@ def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> 
         panel.tick_params(which="minor", length=1.8)
     for panel, curves, nothing in (
         (above, losses, "no losses in the logs"),
-        (below, psnrs, "no checks with a PSNR"),
+        (below, qualities, f"no checks with a {comparison.quality}"),
     ):
         if not any(curve for group in curves for curve in group):
             panel.text(

@@ -15,6 +15,7 @@ from bltoolbox.errors import BltError, UsageError
 from bltoolbox.reports.compare.comparison import Comparison, Group
 from bltoolbox.reports.compare.figures import STYLE, new_figure
 from bltoolbox.runs.history import CheckRecord, RunHistory
+from bltoolbox.runs.metric import Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ class Picture:
 
     caption: str
     image: Tensor | None = field(default=None, repr=False)
-    psnr: float | None = None
+    value: float | None = None
     check: CheckRecord | None = None
     #: Whether θ is another one than at the start, and if not, whether steps have been made since that no check saw.
     moved: bool | None = None
@@ -49,6 +50,7 @@ class Row:
 
     group: Group
     run: RunHistory
+    metric: Metric
     image: str
     pictures: list[Picture]
 
@@ -59,9 +61,9 @@ class Row:
             "label": self.group.label,
             "run_dir": str(self.run.path),
             "image": self.image,
-            "psnr_measured": self.pictures[1].psnr,
+            f"{self.metric.name}_measured": self.pictures[1].value,
             "pictures": [
-                {"psnr": one.psnr, "moved": one.moved, **vars(one.check)}
+                {self.metric.name: one.value, "moved": one.moved, **one.check.as_dict(self.metric)}
                 for one in kept
                 if one.check is not None
             ],
@@ -76,10 +78,10 @@ def restore_rows(
         raise UsageError(
             f"a sheet of {len(comparison.groups)} rows cannot be looked at; compare at most {MAX_ROWS} settings"
         )
-    return [_restore(group, costs, position, registry) for group in comparison.groups]
+    return [_restore(group, comparison.metric, costs, position, registry) for group in comparison.groups]
 
 
-def _restore(group: Group, costs: Sequence[float], position: int, registry: Registry) -> Row:
+def _restore(group: Group, metric: Metric, costs: Sequence[float], position: int, registry: Registry) -> Row:
     run = group.runs[0]
     samples = _samples(run, registry)
     if not 0 <= position < len(samples):
@@ -95,11 +97,11 @@ def _restore(group: Group, costs: Sequence[float], position: int, registry: Regi
         if check is None or not run.theta_file(check).is_file():
             pictures.append(Picture("no check yet" if check is None else "θ was not kept", check=check))
             continue
-        found = _evaluate(run, check, samples, position, registry)
-        measured = Picture("measured", found.images[0].start, found.before[0])
+        found = _evaluate(run, check, metric, samples, position, registry)
+        measured = Picture("measured", found.images[0].start, found.mean_before())
         unseen = any(check.computations < step.computations <= cost for step in run.steps)
-        pictures.append(Picture("", found.images[0].x, found.after[0], check, _moved(run, check), unseen))
-    return Row(group, run, samples.label(position), [Picture("true", x_true[0]), measured, *pictures])
+        pictures.append(Picture("", found.images[0].x, found.mean(), check, _moved(run, check), unseen))
+    return Row(group, run, metric, samples.label(position), [Picture("true", x_true[0]), measured, *pictures])
 
 
 def _samples(run: RunHistory, registry: Registry) -> Samples:
@@ -133,7 +135,12 @@ def evaluation_samples(recipe: Recipe, registry: Registry) -> Samples:
 
 
 def _evaluate(
-    run: RunHistory, check: CheckRecord, samples: Samples, position: int, registry: Registry
+    run: RunHistory,
+    check: CheckRecord,
+    metric: Metric,
+    samples: Samples,
+    position: int,
+    registry: Registry,
 ) -> Evaluation:
     from bltoolbox.restoration.evaluation import evaluate
     from bltoolbox.restoration.model import Model
@@ -147,6 +154,7 @@ def _evaluate(
         model.solver,
         tol=recipe.evaluation_tol,
         limit=recipe.iteration_limit,
+        metrics=[metric.name],
         positions=[position],
         keep=1,
     )
@@ -166,7 +174,7 @@ def _moved(run: RunHistory, check: CheckRecord) -> bool:
 
 
 def draw_sheet(rows: Sequence[Row], costs: Sequence[float]) -> Figure:
-    """The rows below each other, with what they are at their left and the PSNR above each picture."""
+    """The rows below each other, with what they are at their left and the metric above each picture."""
     import matplotlib
 
     columns = 2 + len(costs)
@@ -182,7 +190,7 @@ def draw_sheet(rows: Sequence[Row], costs: Sequence[float]) -> Figure:
         panels = figure.subplots(len(rows), columns, squeeze=False)
         for number, row in enumerate(rows):
             for panel, picture in zip(panels[number], row.pictures, strict=True):
-                _show(panel, picture)
+                _show(panel, picture, row.metric)
             label = "\n".join(labels[number])
             panels[number][0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7.5)
         headings = [f"≤ {_cost(cost)} computations" for cost in costs]
@@ -201,7 +209,7 @@ def draw_sheet(rows: Sequence[Row], costs: Sequence[float]) -> Figure:
     return figure
 
 
-def _show(panel: Any, picture: Picture) -> None:
+def _show(panel: Any, picture: Picture, metric: Metric) -> None:
     panel.set_xticks([])
     panel.set_yticks([])
     for spine in panel.spines.values():
@@ -214,7 +222,7 @@ def _show(panel: Any, picture: Picture) -> None:
     image = picture.image.float().clamp(0, 1).permute(1, 2, 0).numpy()
     panel.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     parts = [picture.caption] if picture.caption else []
-    parts += [f"{picture.psnr:.2f} dB"] if picture.psnr is not None else []
+    parts += [metric.show(picture.value)] if picture.value is not None else []
     if picture.moved is False:
         parts.append("initial θ, no check since" if picture.unseen else "not moved yet")
     panel.set_title(", ".join(parts), fontsize=8, pad=3)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bltoolbox.runs.history import RunHistory, read_lines
+from bltoolbox.runs.history import IMAGES, RunHistory, read_lines
+from bltoolbox.runs.metric import Metric
 
 #: Most points of a curve; a longer run is thinned out evenly.
 POINTS = 2000
@@ -41,6 +42,8 @@ class Chart:
     unit: str
     log: bool
     lines: tuple[Line, ...]
+    #: Behind the decimal point; None shows as many as a value takes.
+    digits: int | None = None
 
 
 def _of(name: str) -> Callable[[Record, Record], float | None]:
@@ -57,18 +60,8 @@ def _added(name: str) -> Callable[[Record, Record], float | None]:
     return find
 
 
+LOSS = Chart("loss", "Training loss", "", True, (Line("loss", "loss of a step", _of("loss"), noisy=True),))
 CHARTS = (
-    Chart("loss", "Training loss", "", True, (Line("loss", "loss of a step", _of("loss"), noisy=True),)),
-    Chart(
-        "psnr",
-        "PSNR",
-        "dB",
-        False,
-        (
-            Line("test", "test images", _of("evaluation_psnr"), checked=True),
-            Line("validation", "validation images", _of("validation_psnr"), checked=True),
-        ),
-    ),
     Chart(
         "iterations",
         "Iterations per sample and step",
@@ -118,24 +111,35 @@ CHARTS = (
 )
 
 
-def charts() -> list[dict[str, Any]]:
+def all_charts(metric: Metric) -> tuple[Chart, ...]:
+    """The loss, what the checks measured, and the rest."""
+    lines = tuple(
+        Line(name, f"{name} images", _of(f"{images}_{metric.name}"), checked=True)
+        for images, name in IMAGES.items()
+    )
+    quality = Chart(metric.name, metric.label, metric.unit, False, lines, metric.digits)
+    return LOSS, quality, *CHARTS
+
+
+def charts(metric: Metric) -> list[dict[str, Any]]:
     """What there is to plot, for the page."""
     return [
         {
             "key": chart.key,
             "title": chart.title,
             "unit": chart.unit,
+            "digits": chart.digits,
             "log": chart.log,
             "lines": [
                 {"key": line.key, "label": line.label, "noisy": line.noisy, "checked": line.checked}
                 for line in chart.lines
             ],
         }
-        for chart in CHARTS
+        for chart in all_charts(metric)
     ]
 
 
-def curves(run: RunHistory) -> dict[str, Any]:
+def curves(run: RunHistory, metric: Metric) -> dict[str, Any]:
     """Each line of each chart as columns over the steps, or over the checks."""
     seconds = {one.step: one.seconds for one in run.steps} | {0: 0.0}
     metrics = {
@@ -146,18 +150,9 @@ def curves(run: RunHistory) -> dict[str, Any]:
     records: list[Record] = [metrics[step] for step in sorted(metrics)]
     befores: list[Record] = [{}, *records][: len(records)]
     steps = _thinned(list(zip(records, befores, strict=True)))
-    checks: list[Record] = [
-        {
-            "step": one.step,
-            "computations": one.computations,
-            "seconds": one.seconds,
-            "evaluation_psnr": one.evaluation_psnr,
-            "validation_psnr": one.validation_psnr,
-        }
-        for one in run.checks
-    ]
+    checks: list[Record] = [one.as_dict(metric) for one in run.checks]
     placed = [({**now, "seconds": seconds.get(now["step"])}, before) for now, before in steps]
-    lines = [line for chart in CHARTS for line in chart.lines]
+    lines = [line for chart in all_charts(metric) for line in chart.lines]
     return {
         "steps": _columns(placed, [line for line in lines if not line.checked]),
         "checks": _columns([(one, {}) for one in checks], [line for line in lines if line.checked]),

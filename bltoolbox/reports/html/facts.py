@@ -1,4 +1,4 @@
-"""What the report says of a run in words and numbers: cards, the ladder of PSNRs, the ledger, the recipe. No torch."""
+"""What the report says of a run in words and numbers: cards, quality, the ledger, the recipe. No torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bltoolbox.config.yaml_text import dump_inline
 from bltoolbox.reports.compare.comparison import running_mean, span
 from bltoolbox.reports.html.curves import number
 from bltoolbox.runs.history import RunHistory, read_tail
+from bltoolbox.runs.metric import Metric
 from bltoolbox.runs.settings import differing, flatten, labels, shown
 
 #: The entries of the ledger, in the order of the page: what they are called, and what they count.
@@ -68,6 +69,10 @@ class RunFacts:
     summary: str
 
     @property
+    def metric(self) -> Metric:
+        return self.run.metric
+
+    @property
     def status(self) -> str:
         return self.run.status
 
@@ -87,42 +92,40 @@ class RunFacts:
         found = {key: number(self.run.summary.get(key, last.get(key))) for key in LEDGER}
         return {key: value for key, value in found.items() if value is not None}
 
-    def psnrs(self) -> list[tuple[str, str, float]]:
-        """Key, name and PSNR of what is compared on the evaluation images, from the measured ones upwards."""
+    def qualities(self) -> list[tuple[str, str, float]]:
+        """Key, name and metric of what is compared on the evaluation images, from the measured ones upwards."""
         baseline = self.run.recipe.get("baseline")
         called = baseline.get("name") if isinstance(baseline, Mapping) else baseline
         names = {
-            "psnr_before": ("measured", "Measured"),
-            "psnr_initial": ("initial", "Initial θ"),
-            "psnr_baseline": ("baseline", f"Baseline {called}, tuned" if called else "Baseline"),
-            "psnr_after": ("learned", "Learned θ"),
+            "before": ("measured", "Measured"),
+            "initial": ("initial", "Initial θ"),
+            "baseline": ("baseline", f"Baseline {called}, tuned" if called else "Baseline"),
+            "after": ("learned", "Learned θ"),
         }
-        found = [(*words, number(self.run.summary.get(key))) for key, words in names.items()]
+        found = [(*words, self.run.tested(self.metric, when)) for when, words in names.items()]
         known = [(key, name, value) for key, name, value in found if value is not None]
         if not any(key == "learned" for key, _, _ in known):
-            checks = self.run.psnrs("evaluation")
+            checks = self.run.values("evaluation", self.metric)
             if checks:
                 known.append(("learned", f"θ after step {checks[-1][0].step}", checks[-1][1]))
         return known
 
     def cards(self) -> list[tuple[str, str, str]]:
         """Heading, figure and remark of each card."""
-        psnrs = {key: value for key, _, value in self.psnrs()}
+        metric, values = self.metric, {key: value for key, _, value in self.qualities()}
         cards: list[tuple[str, str, str]] = []
-        if "learned" in psnrs:
-            gain = (
-                f"{psnrs['learned'] - psnrs['measured']:+.2f} dB on measured" if "measured" in psnrs else ""
-            )
+        if (learned := values.get("learned")) is not None:
+            measured, baseline = values.get("measured"), values.get("baseline")
+            gain = f"{metric.show(learned - measured, sign=True)} on measured" if measured is not None else ""
             remark = gain if self.run.finished else "at the last check"
-            cards.append(("Test PSNR", f"{psnrs['learned']:.2f} dB", remark))
-        if "baseline" in psnrs and "learned" in psnrs:
-            remark = f"{psnrs['learned'] - psnrs['baseline']:+.2f} dB by learning"
-            cards.append(("Baseline", f"{psnrs['baseline']:.2f} dB", remark))
-        if (best := self.run.validation_psnr) is not None:
+            cards.append((f"Test {metric.label}", metric.show(learned), remark))
+            if baseline is not None:
+                remark = f"{metric.show(learned - baseline, sign=True)} by learning"
+                cards.append(("Baseline", metric.show(baseline), remark))
+        if (best := self.run.validated(metric)) is not None:
             chosen = self.run.summary.get("theta")
-            cards.append(
-                ("Validation PSNR", f"{best:.2f} dB", f"θ kept: {chosen}" if chosen else "best so far")
-            )
+            remark = f"θ kept: {chosen}" if chosen else "best so far"
+            cards.append((f"Validation {metric.label}", metric.show(best), remark))
         if (loss := self.final_loss()) is not None and len(cards) < 3:
             cards.append(("Training loss", f"{loss:.4g}", "running mean at the end"))
         steps = self.run.step_count

@@ -20,6 +20,7 @@ from bltoolbox.reports.html.curves import charts, curves
 from bltoolbox.reports.html.facts import LEDGER, RunFacts, differences, duration
 from bltoolbox.reports.html.pictures import Learned, Pictures, data_uri
 from bltoolbox.runs.files import finite
+from bltoolbox.runs.metric import most_common
 
 PAGE = Path(__file__).parent / "static"
 _SCRIPTS = ("ticks.js", "chart.js", "viewer.js", "page.js")
@@ -65,6 +66,7 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
 def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str, Any]:
     """What the scripts draw: curves, images and filters; each picture once."""
     assets: dict[str, str] = {}
+    metric = most_common([one.metric for one in runs])
 
     def asset(png: bytes) -> str:
         key = hashlib.blake2b(png, digest_size=8).hexdigest()
@@ -78,7 +80,12 @@ def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str
                 "width": scene.width,
                 "height": scene.height,
                 "variants": [
-                    {"key": one.key, "name": one.name, "psnr": one.psnr, "asset": asset(one.png)}
+                    {
+                        "key": one.key,
+                        "name": one.name,
+                        "value": one.values.get(metric.name),
+                        "asset": asset(one.png),
+                    }
                     for one in scene.variants
                 ],
             }
@@ -94,12 +101,13 @@ def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str
         }
 
     return {
-        "charts": charts(),
+        "metric": metric.as_dict(),
+        "charts": charts(metric),
         "runs": [
             {
                 "label": one.label,
                 "colour": number % COLOURS,
-                "curves": curves(one.run),
+                "curves": curves(one.run, metric),
                 "scenes": scenes(seen),
                 "learned": learned(seen.learned),
             }
@@ -160,25 +168,26 @@ def _single(one: RunFacts) -> str:
 
 
 def _ladder(one: RunFacts) -> str:
-    """PSNRs as bars, from the measured images upwards."""
-    psnrs = one.psnrs()
-    if len(psnrs) < 2:
+    """The metric as bars, from the measured images upwards."""
+    metric, steps = one.metric, one.qualities()
+    if len(steps) < 2:
         return ""
-    values = [value for _, _, value in psnrs]
-    low = min(values) - 0.35 * max(max(values) - min(values), 0.5)
+    values = [value for _, _, value in steps]
+    least = 50 * 10.0**-metric.digits
+    low = min(values) - 0.35 * max(max(values) - min(values), least)
     rows = "".join(
         f"<tr><th scope='row'>{escape(name)}</th><td class='bar'>"
         f"<svg viewBox='0 0 100 10' preserveAspectRatio='none' aria-hidden='true'>"
         f"<rect class='bar-{key}' width='{100 * (value - low) / (max(values) - low):.2f}' height='10' rx='1'/></svg>"
-        f"</td><td class='number'>{value:.2f}</td></tr>"
-        for key, name, value in psnrs
+        f"</td><td class='number'>{metric.number(value)}</td></tr>"
+        for key, name, value in steps
     )
     count = one.environment().get("images", {})
     sets = count.get("evaluation") if isinstance(count, dict) else None
     count = sets[0] if isinstance(sets, list) and sets else None
     where = f"mean over {count} evaluation images" if count else "mean over the evaluation images"
     return (
-        "<div class='panel'><h3>PSNR in dB</h3>"
+        f"<div class='panel'><h3>{escape(metric.title)}</h3>"
         f"<table class='ladder'><caption>{escape(where)}</caption><tbody>{rows}</tbody></table></div>"
     )
 
@@ -186,6 +195,9 @@ def _ladder(one: RunFacts) -> str:
 def _comparison(runs: Sequence[RunFacts]) -> str:
     """A row for each run: how it went, what it found, and the settings in which it differs."""
     columns: list[tuple[str, list[str], int | None]] = []
+
+    metric = most_common([one.metric for one in runs])
+    form = f".{metric.digits}f"
 
     def add(name: str, values: Iterable[float | None], form: str, best: Any = None) -> None:
         found = list(values)
@@ -195,9 +207,9 @@ def _comparison(runs: Sequence[RunFacts]) -> str:
         winner = found.index(best(known)) if best and len(known) > 1 else None
         columns.append((name, ["–" if value is None else format(value, form) for value in found], winner))
 
-    add("Test PSNR", (one.run.test_psnr for one in runs), ".2f", max)
-    add("Best at a check", (one.run.best_psnr("evaluation") for one in runs), ".2f", max)
-    add("Validation PSNR", (one.run.validation_psnr for one in runs), ".2f", max)
+    add(f"Test {metric.label}", (one.run.tested(metric) for one in runs), form, metric.best)
+    add("Best at a check", (one.run.best("evaluation", metric) for one in runs), form, metric.best)
+    add(f"Validation {metric.label}", (one.run.validated(metric) for one in runs), form, metric.best)
     add("Final loss", (one.final_loss() for one in runs), ".4g", min)
     add("Steps", (one.run.step_count for one in runs), ",.0f")
     add("Computations", (one.run.computations for one in runs), ",.0f")

@@ -10,7 +10,7 @@ import base64
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,8 @@ class Variant:
     key: str
     name: str
     png: bytes = field(repr=False)
-    psnr: float | None = None
+    #: Metrics by name; none of the true image.
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def keep_scenes(result: RunResult, folder: Path) -> None:
         for one in scene.variants:
             name = f"evaluation-{number}-{one.key}.png"
             write_bytes(folder / "images" / name, one.png, within=folder)
-            files.append({"key": one.key, "name": one.name, "psnr": one.psnr, "file": name})
+            files.append({"key": one.key, "name": one.name, "file": name, **one.values})
         index.append({"label": scene.label, "width": scene.width, "height": scene.height, "variants": files})
     if index:
         write_json(folder / INDEX, index, within=folder)
@@ -93,7 +94,7 @@ def collect(
 ) -> Pictures:
     """What there is to see of a run; nothing that is missing or broken is fatal."""
     notes: list[str] = []
-    scenes = read_scenes(run.path)[:images]
+    scenes = read_scenes(run)[:images]
     try:
         model = model or load_model(run, registry)
     except BltError as error:
@@ -111,8 +112,9 @@ def collect(
     return Pictures(scenes, learned, notes)
 
 
-def read_scenes(folder: Path) -> list[Scene]:
+def read_scenes(run: RunHistory) -> list[Scene]:
     """The images that a run has left; none where they are missing or damaged."""
+    folder = run.path
     try:
         index = read_json(folder / INDEX, follow=False)
         _check_total(folder, [str(part["file"]) for one in index for part in one["variants"]])
@@ -121,7 +123,7 @@ def read_scenes(folder: Path) -> list[Scene]:
                 str(one["label"]),
                 int(one["width"]),
                 int(one["height"]),
-                [_read_variant(folder, part) for part in one["variants"]],
+                [_read_variant(run, part) for part in one["variants"]],
             )
             for one in index
         ]
@@ -129,13 +131,14 @@ def read_scenes(folder: Path) -> list[Scene]:
         return []
 
 
-def _read_variant(folder: Path, part: dict[str, Any]) -> Variant:
+def _read_variant(run: RunHistory, part: dict[str, Any]) -> Variant:
     name = str(part["file"])
     if not _SAFE.fullmatch(name):
         raise ValueError(f"{name} is no picture of a run")
-    psnr = part["psnr"]
-    png = read_bytes(folder / "images" / name, REPORT_IMAGES, follow=False)
-    return Variant(str(part["key"]), str(part["name"]), png, None if psnr is None else float(psnr))
+    png = read_bytes(run.path / "images" / name, REPORT_IMAGES, follow=False)
+    names = [metric.name for metric in run.metrics]
+    values = {name: float(part[name]) for name in names if part.get(name) is not None}
+    return Variant(str(part["key"]), str(part["name"]), png, values)
 
 
 def _check_total(folder: Path, names: Sequence[str]) -> None:
@@ -180,13 +183,15 @@ def _restore(run: RunHistory, model: Model, images: int, registry: Registry | No
         model.solver,
         tol=model.recipe.evaluation_tol,
         limit=model.recipe.iteration_limit,
+        metrics=[run.metric.name],
         positions=range(min(images, len(samples))),
         keep=images,
     )
     scenes = []
     for number, one in enumerate(found.images):
-        variants = [("measured", one.start, found.before[number]), ("learned", one.x, found.after[number])]
-        scenes.append(_scene(found.labels[number], [*variants, ("clean", one.x_true, None)], {}))
+        start, learned = found.values_of(number)
+        variants = [("measured", one.start, start), ("learned", one.x, learned), ("clean", one.x_true, {})]
+        scenes.append(_scene(found.labels[number], variants, {}))
     return scenes
 
 
@@ -198,20 +203,21 @@ def _scenes(result: RunResult) -> list[Scene]:
     names = {"baseline": f"{block.name}, tuned"} if block else {}
     scenes = []
     for number, one in enumerate(evaluation.images):
-        variants: list[tuple[str, Tensor, float | None]] = [
-            ("measured", one.start, evaluation.before[number])
-        ]
+        start, learned = evaluation.values_of(number)
+        variants = [("measured", one.start, start)]
         if baseline is not None and number < len(baseline.images):
-            variants.append(("baseline", baseline.images[number].x, baseline.after[number]))
-        variants += [("learned", one.x, evaluation.after[number]), ("clean", one.x_true, None)]
+            variants.append(("baseline", baseline.images[number].x, baseline.values_of(number)[1]))
+        variants += [("learned", one.x, learned), ("clean", one.x_true, {})]
         scenes.append(_scene(evaluation.labels[number], variants, names))
     return scenes
 
 
-def _scene(label: str, variants: Sequence[tuple[str, Tensor, float | None]], names: dict[str, str]) -> Scene:
+def _scene(
+    label: str, variants: Sequence[tuple[str, Tensor, Mapping[str, float]]], names: dict[str, str]
+) -> Scene:
     made = [
-        Variant(key, names.get(key, {"clean": "true"}.get(key, key)), encode_png(_middle(image)), psnr)
-        for key, image, psnr in variants
+        Variant(key, names.get(key, {"clean": "true"}.get(key, key)), encode_png(_middle(image)), values)
+        for key, image, values in variants
     ]
     height, width = _middle(variants[-1][1]).shape[-2:]
     return Scene(label, width, height, made)

@@ -23,6 +23,7 @@ from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.runs.files import UnsafePath, list_folder, make_folder, write_json, write_text
 from bltoolbox.runs.history import SWEEP_FILE, RunHistory, has_checkpoint, is_run, read_status, refuse_paths
 from bltoolbox.runs.locks import is_locked, locked
+from bltoolbox.runs.metric import Metric
 from bltoolbox.runs.settings import differing, flatten
 from bltoolbox.training.sweep.grid import Cell, Grid, free_name
 
@@ -59,9 +60,12 @@ class Planned:
     def name(self) -> str:
         return self.cell.name
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
-        history = RunHistory.read(self.path) if is_run(self.path) else None
+    def history(self) -> RunHistory | None:
+        """What its run directory tells, once it has one."""
+        return RunHistory.read(self.path) if is_run(self.path) else None
+
+    def as_dict(self, history: RunHistory | None, metric: Metric) -> dict[str, Any]:
+        """Plain data for ``--json``, with one metric for all cells."""
         return {
             "name": self.name,
             "settings": self.cell.settings,
@@ -73,8 +77,8 @@ class Planned:
             "steps": history and history.step_count,
             "computations": history and int(history.computations),
             "seconds": history and history.seconds,
-            "psnr_validation": history and history.validation_psnr,
-            "psnr_test": history and history.test_psnr,
+            f"{metric.name}_validation": history and history.validated(metric),
+            f"{metric.name}_test": history and history.tested(metric),
         }
 
 

@@ -71,8 +71,7 @@ class CsvLog(Logger):
     def checked(self, check: Check, theta: Mapping[str, Tensor]) -> None:
         # A step reports the check behind it; the one before the first step has no step to do so.
         if check.step == 0:
-            psnrs = {"validation_psnr": check.validation_psnr, "evaluation_psnr": check.evaluation_psnr}
-            self._write(0, check.computations, psnrs)
+            self._write(0, check.computations, check.figures())
 
     def _write(self, step: int, computations: int, figures: Mapping[str, Any]) -> None:
         rows: Iterable[tuple[Any, ...]] = (

@@ -2,7 +2,7 @@
 
     tensorboard --logdir runs
 
-Figures of steps stand under `step/`, PSNRs of checks under `check/`, the learned filters under `learned/`. A run that
+Figures of steps stand under `step/`, metrics of checks under `check/`, the learned filters under `learned/`. A run that
 goes on writes to the same folder, and TensorBoard forgets what is told again.
 
 When to choose it: to follow many long runs in a browser. It needs the package tensorboard, which
@@ -44,6 +44,8 @@ class TensorBoardLog(Logger):
         self.every = every
         self.writer: Any = None
         self.step = 0
+        #: What stands under `check/`, and not under `step/` as well.
+        self.checked_figures: frozenset[str] = frozenset()
 
     def started(self, experiment: Experiment) -> None:
         root = experiment.run_dir or Path()
@@ -62,14 +64,14 @@ class TensorBoardLog(Logger):
             return
         figures = {name: value for name, value in record.items() if name != "step"} | {"seconds": seconds}
         for name, value in figures.items():
-            if isinstance(value, int | float) and not name.endswith("_psnr"):
+            if isinstance(value, int | float) and name not in self.checked_figures:
                 self._open().add_scalar(f"step/{name}", value, self.step)
 
     def checked(self, check: Check, theta: Mapping[str, Tensor]) -> None:
-        psnrs = {"validation PSNR": check.validation_psnr, "test PSNR": check.evaluation_psnr}
-        for name, value in psnrs.items():
+        self.checked_figures = frozenset(check.figures())
+        for name, value in (("validation", check.validation), ("test", check.evaluation)):
             if value is not None:
-                self._open().add_scalar(f"check/{name}", value, check.step)
+                self._open().add_scalar(f"check/{name} {check.metric.label}", value, check.step)
         if self.writer is not None:
             self.writer.flush()
 
@@ -84,7 +86,9 @@ class TensorBoardLog(Logger):
                 "learned/filters", (0.5 + 0.5 * pictures / largest).detach().cpu(), self.step
             )
         if result.evaluation is not None:
-            self._open().add_scalar("result/test PSNR", result.evaluation.psnr, self.step)
+            for metric in result.evaluation.metrics:
+                value = result.evaluation.mean(metric.name)
+                self._open().add_scalar(f"result/test {metric.label}", value, self.step)
         self._close()
 
     def _open(self) -> Any:

@@ -23,7 +23,7 @@ function say(text) {
 }
 
 /**
- * options: title, unit, xLabel, logY, logX, and lines: [{label, x, y, colour, dash, noisy, dots, hidden}].
+ * options: title, unit, digits (null: as many as it takes), xLabel, logY, logX, and lines: [{label, x, y, colour, dash, noisy, dots, hidden}].
  * A line keeps its own places; what is no number is left out.
  */
 class Chart {
@@ -249,7 +249,7 @@ class Chart {
       html("span", { class: `swatch c${line.colour}` }, name);
       name.append(line.label);
       const unit = this.options.unit ? ` ${this.options.unit}` : "";
-      const text = (this.options.unit === "dB" ? value.toFixed(2) : shown(value)) + unit;
+      const text = (this.options.digits !== null ? value.toFixed(this.options.digits) : shown(value)) + unit;
       html("span", {}, row, line.mean ? `${text} (mean ${shown(line.mean[i])})` : text);
       told.push(`${line.label} ${text}`);
     }

@@ -56,7 +56,7 @@
     if (!wanted.length) return;
     byId("curves").hidden = false;
     const made = wanted.map((chart) => new Chart(byId("charts"), {
-      key: chart.key, title: chart.title, unit: chart.unit, xLabel: AXES[axis],
+      key: chart.key, title: chart.title, unit: chart.unit, digits: chart.digits, xLabel: AXES[axis],
       logY: chart.log && worthwhile(chart, axis), lines: linesOf(chart, axis), ownKeys: !several,
     }));
     const redraw = () => made.forEach((plot, i) => plot.setLines(linesOf(wanted[i], axis), AXES[axis]));
@@ -126,7 +126,7 @@
     const list = scenes();
     if (!list.length) return null;
     byId("images").hidden = false;
-    return new Viewer(byId("viewer"), list);
+    return new Viewer(byId("viewer"), list, data.metric);
   }
 
   function learned() {
@@ -171,7 +171,7 @@
       byId("potentials").hidden = !found.potentials.length;
       if (!found.potentials.length) return;
       if (plot) plot.setLines(lines(found), "response t");
-      else plot = new Chart(byId("potentials"), { key: "potentials", title: found.potentials.length > 1 ? "Potentials ψ, weights included" : "Potential ψ, weight included", unit: "", xLabel: "response t", lines: lines(found), ownKeys: false });
+      else plot = new Chart(byId("potentials"), { key: "potentials", title: found.potentials.length > 1 ? "Potentials ψ, weights included" : "Potential ψ, weight included", unit: "", digits: null, xLabel: "response t", lines: lines(found), ownKeys: false });
     };
     picker.onchange = show;
     show();

@@ -1,9 +1,10 @@
 /* Two states of an image with a divider between them, moved by mouse, finger or arrow keys; zoom and pan. */
 
 class Viewer {
-  /** scenes: [{label, width, height, variants: [{key, name, psnr, uri}]}] */
-  constructor(parent, scenes) {
+  /** scenes: [{label, width, height, variants: [{key, name, value, uri}]}], metric: {label, unit, digits} */
+  constructor(parent, scenes, metric) {
     this.scenes = scenes;
+    this.metric = metric;
     this.place = 50;
     this.scale = 1;
     this.offset = [0, 0];
@@ -38,7 +39,7 @@ class Viewer {
     button("+", "Zoom in", () => this.zoomBy(1.5));
     this.resetButton = button("Reset", "Reset the zoom of the image", () => this.reset());
     button("⇄", "Swap left and right", () => { this.chosen.reverse(); this.show(); });
-    this.table = html("table", { class: "psnrs" }, this.side);
+    this.table = html("table", { class: "values" }, this.side);
     html("p", { class: "hint" }, this.side, "Drag the divider, or use the arrow keys on it. The wheel zooms once the image has been clicked; then drag to move around.");
     this.makeThumbs();
     this.listen();
@@ -78,18 +79,22 @@ class Viewer {
       const variant = scene.variants.find((one) => one.id === id);
       this.pickers[side].value = id;
       this.layers[side].image.src = variant.uri;
-      this.layers[side].image.alt = `${scene.label}, ${variant.name}` + (variant.psnr === null ? "" : `, ${variant.psnr.toFixed(2)} dB`);
-      this.tags[side].textContent = variant.name + (variant.psnr === null ? "" : ` ${variant.psnr.toFixed(2)} dB`);
+      this.layers[side].image.alt = `${scene.label}, ${variant.name}` + (variant.value === null ? "" : `, ${this.shown(variant)}`);
+      this.tags[side].textContent = variant.name + (variant.value === null ? "" : ` ${this.shown(variant)}`);
     });
     this.table.replaceChildren();
-    html("caption", {}, this.table, `PSNR of ${scene.label} in dB`);
+    html("caption", {}, this.table, `${this.metric.label} of ${scene.label}` + (this.metric.unit ? ` in ${this.metric.unit}` : ""));
     const body = html("tbody", {}, this.table);
-    for (const variant of scene.variants.filter((one) => one.psnr !== null)) {
+    for (const variant of scene.variants.filter((one) => one.value !== null)) {
       const row = html("tr", { class: this.chosen.includes(variant.id) ? "on" : "" }, body);
       html("th", { scope: "row" }, row, variant.name);
-      html("td", { class: "number" }, row, variant.psnr.toFixed(2));
+      html("td", { class: "number" }, row, variant.value.toFixed(this.metric.digits));
     }
     this.update();
+  }
+
+  shown(variant) {
+    return `${variant.value.toFixed(this.metric.digits)} ${this.metric.unit}`.trim();
   }
 
   update() {

@@ -1,0 +1,96 @@
+"""A metric as records carry it: its name, how its values are written, and which way is better. Without torch.
+
+Whoever measures describes what was measured in ``status.json`` and ``checks.jsonl``; readers know no metric by heart.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+#: What a record calls a metric in its keys, e.g. ``validation_psnr``.
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_LONGEST = 40
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How values of one metric are called, written and compared."""
+
+    name: str
+    label: str
+    unit: str = ""
+    #: Behind the decimal point.
+    digits: int = 4
+    #: Whether higher is better.
+    higher: bool = True
+
+    @property
+    def title(self) -> str:
+        """For headings and axes: ``PSNR in dB``."""
+        return f"{self.label} in {self.unit}" if self.unit else self.label
+
+    def number(self, value: float | None, *, sign: bool = False) -> str:
+        """A value without its unit; a dash where it is unknown."""
+        if value is None or math.isnan(value):
+            return "–"
+        return f"{value:{'+' if sign else ''}.{self.digits}f}"
+
+    def show(self, value: float | None, *, sign: bool = False) -> str:
+        """A value with its unit."""
+        text = self.number(value, sign=sign)
+        return f"{text} {self.unit}" if self.unit and text != "–" else text
+
+    def better(self, value: float, than: float) -> bool:
+        """Whether a value is truly better than another; nothing is worse than one that is not a number."""
+        if math.isnan(value) or math.isnan(than):
+            return not math.isnan(value)
+        return value > than if self.higher else value < than
+
+    def best(self, values: Iterable[float | None]) -> float | None:
+        """The best of the values that are known."""
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        return (max if self.higher else min)(known, default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for records."""
+        return {one.name: getattr(self, one.name) for one in fields(Metric)}
+
+    @classmethod
+    def parse(cls, data: Any) -> Self | None:
+        """From a record, which may be damaged or come from someone else; None if it describes no metric."""
+        try:
+            metric = cls(**data)
+        except TypeError:
+            return None
+        usable = (
+            isinstance(metric.name, str)
+            and _NAME.fullmatch(metric.name)
+            and all(isinstance(text, str) and len(text) <= _LONGEST for text in (metric.label, metric.unit))
+            and isinstance(metric.digits, int)
+            and 0 <= metric.digits <= 9
+            and isinstance(metric.higher, bool)
+        )
+        return metric if usable else None
+
+
+#: What records measured that describe no metric, as earlier versions wrote them.
+UNDESCRIBED = Metric("psnr", "PSNR", "dB", 2)
+
+
+def described(*records: Any) -> tuple[Metric, ...]:
+    """The metrics that records describe under ``metrics`` or ``metric``, the deciding one first."""
+    for record in records:
+        entries = record.get("metrics", [record.get("metric")])
+        found = [Metric.parse(entry) for entry in entries] if isinstance(entries, list) else []
+        if known := tuple(metric for metric in found if metric is not None):
+            return known
+    return (UNDESCRIBED,)
+
+
+def most_common(metrics: Sequence[Metric]) -> Metric:
+    """The metric by which most runs chose, the first of those if there are several."""
+    return max(metrics, key=metrics.count, default=UNDESCRIBED)
