@@ -34,7 +34,9 @@ def test_nothing_is_wrong_here(blt_doctor: Call) -> None:
     found = {one["subject"]: one for one in json.loads(done.stdout)}
     assert {"bltoolbox", "packages", "plugins", "processors", "here", "computing on cpu"} <= found.keys()
     assert not [one for one in found.values() if one["verdict"] == "wrong"]
-    assert "torch " in found["packages"]["found"] and "times closer" in found["computing on cpu"]["found"]
+    assert (
+        "torch " in found["packages"]["found"] and "reduces the error" in found["computing on cpu"]["found"]
+    )
 
 
 def test_a_person_reads_lines_and_a_last_word(blt_doctor: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,7 @@ def test_a_person_reads_lines_and_a_last_word(blt_doctor: Call, monkeypatch: pyt
         ["ok", "one", "fine"],
         ["wrong", "two", "not", "there", "->", "pip", "install", "two"],
     ]
-    assert done.stderr == "1 thing is wrong\n"
+    assert done.stderr == "1 problem found\n"
     assert [one["remedy"] for one in json.loads(blt_doctor("--json").stdout)] == ["", "pip install two"]
 
 
@@ -118,7 +120,7 @@ class TestComputing:
         ):
             monkeypatch.setattr(doctor, "_restore", nonsense)
             (found,) = doctor._computing(load_registry())
-            assert found.verdict is Verdict.WRONG and "should be more than 2" in found.found
+            assert found.verdict is Verdict.WRONG and "expected more than 2" in found.found
 
     def test_devices_that_disagree(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch

@@ -136,7 +136,8 @@ def test_an_image_lost_during_a_run_is_named_and_the_run_goes_on_once_it_is_back
     if trouble == "gone":
         # Fewer images have other ids: going on would mix them up.
         with pytest.raises(
-            BltError, match=r"the training images are not those .*: there were 8 and are 7; put them back"
+            BltError,
+            match=r"the training images are not those .*: there were 8, now there are 7; restore them",
         ):
             resume(tmp_path / "run")
         assert tree(tmp_path / "run") == before

@@ -113,7 +113,7 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(
     bad, good = (guarded.logger.told for guarded in experiment.loggers)  # type: ignore[attr-defined]
     assert bad[-1] == event and good[-1] == "finished"
     warnings = [one.message for one in caplog.records if "loud" in one.message]
-    assert warnings == ["logger 'loud' failed (RuntimeError: no connection); the run goes on without it"]
+    assert warnings == ["logger 'loud' failed (RuntimeError: no connection); the run continues without it"]
 
 
 def test_a_resumed_run_says_where_it_goes_on(loud: None, tmp_path: Path) -> None:

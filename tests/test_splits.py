@@ -154,7 +154,7 @@ class TestGroupsOfArrays:
     def test_one_photograph_cannot_be_split(self, tmp_path: Path) -> None:
         path = array(tmp_path)
         path.with_suffix(".csv").write_text("photo\n" + "7\n" * 12)
-        with pytest.raises(RecipeError, match="images of one photograph stay together; hold fewer out"):
+        with pytest.raises(RecipeError, match="images of one photograph stay together; reduce it"):
             assemble(recipe(path))
         assert len(assemble(recipe(path, validation={"count": 0})).train) == 12
 

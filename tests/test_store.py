@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel import warm_starts as stores
 from bltoolbox.bilevel.transfers import Arrival
-from bltoolbox.bilevel.warm_starts import Store, Stores, park
+from bltoolbox.bilevel.warm_starts import Store, Stores, mapped_copy
 
 SHAPE = (3, 5, 4)
 
@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_what_is_rolled_back_never_was(store: Store) -> None:
     store.put([0, 1], rows(1, 2))
-    store.settle()
+    store.mark_saved()
     for _ in range(3):
         store.begin()
         store.put([1, 2], rows(7, 8))
@@ -81,7 +81,7 @@ def test_changes_come_in_parts_that_fit_into_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stores, "MAPPED", 4 * rows(1).nbytes)
     store = Store(7, folder=tmp_path)
     store.put(range(7), rows(*range(7)))
-    store.settle()
+    store.mark_saved()
     store.put([6, 1, 3], rows(60, 10, 30))
     parts = list(store.changed())
     assert [ids.tolist() for ids, _ in parts] == [[1, 3], [6]]
@@ -103,8 +103,8 @@ def test_a_mapped_store_leaves_no_file_and_keeps_the_layout(
     assert not list(tmp_path.iterdir())
     found = store.get([0, 2], torch.zeros_like(image))
     assert torch.equal(found, image) and found.is_contiguous(memory_format=torch.channels_last)
-    parked = park(image, tmp_path)
-    assert torch.equal(parked, image) and not list(tmp_path.iterdir())
+    copied = mapped_copy(image, tmp_path)
+    assert torch.equal(copied, image) and not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_an_error_and_not_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_other_refusals(here: Call, tmp_path: Path) -> None:
     for words, code, sentence in (
         (["seed=1,2"], 2, "takes one recipe"),
         (["nowhere", "seed=1,2"], 2, "nowhere does not exist"),
-        (["smoke", *QUICK, "seed=1,2", "-o", "mine"], 2, "not empty and holds no sweep"),
+        (["smoke", *QUICK, "seed=1,2", "-o", "mine"], 2, "not empty and not a sweep"),
         (["smoke", *QUICK, "seed=1,2", "-o", "mine/notes.txt"], 2, "is a file"),
         (["smoke", *QUICK, "seed=1,2", "-o", "damaged"], 1, "cannot be read"),
         (["smoke", *QUICK, "regularizer=foe,tv"], 2, "regularizer is given twice"),
@@ -293,7 +293,7 @@ def test_the_same_again_skips_grows_and_never_mixes(
     assert told == ["finished", "", "finished", ""], "known cells keep their names and results"
     other = here("sweep", "smoke", *QUICK, "upper_optimizer.step=1e-2,1e-1", "noise=0.2", "-o", "out")
     assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
-    assert "holds another sweep" in other.stderr and "noise" in other.stderr
+    assert "contains another sweep" in other.stderr and "noise" in other.stderr
     fewer = here("sweep", "smoke", *QUICK, "upper_optimizer.step=1e-2", "-o", "out")
     assert fewer.returncode == 2 and "step=0.1 is not in this grid" in fewer.stderr
     recipe = tmp_path / "out" / "step=0.1" / "resolved.yaml"
@@ -316,7 +316,7 @@ def test_a_cell_that_fails_does_not_stop_the_others_and_is_begun_anew(here: Call
     (tmp_path / "out" / "step=1e+30" / "mine.txt").write_text("mine")
     done = here("sweep", *words)
     assert done.returncode == 1
-    assert "begun anew" in done.stderr and f"({failed['log']})" in done.stderr
+    assert "restarted" in done.stderr and f"({failed['log']})" in done.stderr
     assert (tmp_path / "out" / "set-aside" / "step=1e+30" / "mine.txt").read_text() == "mine"
     assert "resume" not in Path(failed["log"]).read_text()
     assert "$ blt run" in Path(fine["log"]).read_text()

@@ -163,7 +163,7 @@ def test_a_run_that_ended_badly_is_told(tmp_path: Path, here: Call) -> None:
 
 def test_without_a_name_the_newest_run_is_meant(tmp_path: Path, here: Call) -> None:
     assert here().returncode == 2
-    with pytest.raises(UsageError, match="there is no run under runs"):
+    with pytest.raises(UsageError, match="no run found under runs"):
         newest(Path("runs"))
     old, new = (make_run(tmp_path / "runs" / "denoise" / name) for name in ("b-old", "a-new"))
     for path in old.iterdir():

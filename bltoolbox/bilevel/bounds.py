@@ -6,12 +6,12 @@ With ε the distance of x̃ to the minimiser, δ the residual norm of the adjoin
 
 B = ∂²_{xθ}h(x̃), L_H and L_B the Lipschitz constants of ∇²h and of B in x.
 
-*Estimated*: L_H and L_B by the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃; ‖B‖ by the largest of
-‖Bᵀv‖/‖v‖ over the directions that errors come along: the adjoint q, its right-hand side ∇g, its residual and ∇h. (Power
-iterations find the norm over all directions, which for learned filters is thirty times what any error meets.) Where no
-μ > 0 is known, the smallest Ritz value of ∇²h on the Krylov space of ∇h stands for it, here and in bounds of values:
-what a solver leaves of ∇h lies along flat directions, so these are found. (Those found from ∇g are others: ‖∇h‖/μ would
-be down to a quarter of ε in deblurring.) Realistic, and what adaptive methods steer by.
+*Estimated*: L_H and L_B by the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃; ‖B‖ by the largest
+of ‖Bᵀv‖/‖v‖ over the directions that errors come along: the adjoint q, its right-hand side ∇g, its residual and ∇h.
+(Power iterations find the norm over all directions, which for learned filters is thirty times what any error meets.)
+Where no μ > 0 is known, the smallest Ritz value of ∇²h on the Krylov space of ∇h stands for it, here and in bounds of
+values: what a solver leaves of ∇h lies along flat directions, so these are found. (Those found from ∇g are others:
+‖∇h‖/μ would be down to a quarter of ε in deblurring.) Realistic, and what adaptive methods steer by.
 
 *Certified*: true constants from the regularizer (``Regularizer.constants``) and a known μ. Never exceeded, and
 larger by orders of magnitude: for verification.
@@ -71,8 +71,9 @@ def estimate_bound(
     mu: Tensor,
     project: Callable[[Theta], dict[str, Tensor]],
 ) -> BoundEstimate:
-    """ω of each sample. ``residual`` is ‖∇h(x̃)‖, ``delta`` the adjoint residual; ``known`` holds the last L_H and L_B,
-    which are kept where x̃ = x₀ says nothing; ``mu`` comes from ``estimate_mu``. Infinite where μ is not positive."""
+    """ω of each sample. ``residual`` is ‖∇h(x̃)‖, ``delta`` the adjoint residual; ``known`` holds the last L_H and
+    L_B, which are kept where x̃ = x₀ says nothing; ``mu`` comes from ``estimate_mu``. Infinite where μ is not
+    positive."""
     hessian = lower.linearize(x)
     product, slope, gradient = hessian.hvp(q), upper.gradient(x), lower.gradient(x)
     size = norm(q)
@@ -99,8 +100,8 @@ def estimate_bound(
 
 @torch.no_grad()
 def estimate_mu(lower: Lower, x: Tensor) -> Tensor:
-    """μ of each sample where it is known to be positive, else the smallest Ritz value at x: an estimate of it, and not
-    positive where h is not convex. Costs ``RITZ_STEPS`` Hessian products per sample unless every μ is known."""
+    """μ of each sample where it is known to be positive, else the smallest Ritz value at x: an estimate of it, and
+    not positive where h is not convex. Costs ``RITZ_STEPS`` Hessian products per sample unless every μ is known."""
     if knows_mu(lower):
         return lower.mu
     hessian, gradient = lower.linearize(x), lower.gradient(x)
@@ -157,7 +158,8 @@ def _mixed(lower: Lower, project: Callable[[Theta], dict[str, Tensor]], x: Tenso
 
 
 class Certificate:
-    """What the log says of one hypergradient: how far x̃ may be from the minimiser and z from ∇f, over the samples."""
+    """What the log says of one hypergradient: how far x̃ may be from the minimiser and z from ∇f, over the
+    samples."""
 
     def __init__(self, bound: BoundKind = "none") -> None:
         self.bound = bound
@@ -193,7 +195,7 @@ class Certificate:
             self._certified_bound = False
             self._bounds.append(estimated)
 
-    def word(self) -> dict[str, float | bool]:
+    def totals(self) -> dict[str, float | bool]:
         """Sums and maxima over the samples of this rank, as plain numbers that can be added to those of others."""
         found: dict[str, float | bool] = {}
         kinds = (
@@ -208,12 +210,12 @@ class Certificate:
         return found
 
 
-def certificate_of(word: Mapping[str, float | bool]) -> dict[str, float | str]:
+def certificate_of(totals: Mapping[str, float | bool]) -> dict[str, float | str]:
     """Means and maxima over all samples, for the log."""
     found: dict[str, float | str] = {}
     for name, otherwise in (("distance", "gradient norm"), ("bound", "estimated")):
-        if f"{name}_sum" in word:
-            mean = word[f"{name}_sum"] / word[f"{name}_count"]
-            found |= {f"{name}_mean": mean, f"{name}_max": word[f"{name}_max"]}
-            found[f"{name}_kind"] = "certified" if word[f"{name}_certified"] else otherwise
+        if f"{name}_sum" in totals:
+            mean = totals[f"{name}_sum"] / totals[f"{name}_count"]
+            found |= {f"{name}_mean": mean, f"{name}_max": totals[f"{name}_max"]}
+            found[f"{name}_kind"] = "certified" if totals[f"{name}_certified"] else otherwise
     return found

@@ -2,8 +2,8 @@
 
     f_v(θ) = 1/m Σ_i v_i g_i(x̂_i(θ))
 
-Sums are accumulated over chunks in float64, so that a batch of any size takes the memory of one chunk. On several ranks
-each solves its share of a batch; what they found is added, and all give the same answer.
+Sums are accumulated over chunks in float64, so that a batch of any size takes the memory of one chunk. On several
+ranks each solves its share of a batch; what they found is added, and all give the same answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver, Problem
 from bltoolbox.bilevel.share import Share, divide
 from bltoolbox.bilevel.tally import Chunk, Slowest, Tally, merge
 from bltoolbox.bilevel.tensors import detached
-from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, park
+from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import NumericalError
@@ -194,7 +194,8 @@ class BilevelOracle:
     def _transaction(self) -> Iterator[None]:
         """Warm starts change at the end, or not at all. A call that failed is paid for, as it is not made again.
 
-        One that was interrupted is made again when the run is resumed: the ledger is charged then, ``interrupted`` now.
+        One that was interrupted is made again when the run is resumed: the ledger is charged then, ``interrupted``
+        now.
         """
         before = self.cost
         try:
@@ -229,7 +230,8 @@ class BatchOracle:
         journal.append("accept", None)
 
     def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
-        """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through ``accept``."""
+        """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through
+        ``accept``."""
         return self._oracle.ask("value", lambda: self._value(theta, effort, bound))
 
     def hypergradient(
@@ -268,9 +270,9 @@ class BatchOracle:
                         add(chunk, tally)
                 except NumericalError as error:
                     tally.error = str(error)
-                tally.certificate = {} if certificate is None else certificate.word()
+                tally.certificate = {} if certificate is None else certificate.totals()
             tally.charge(oracle.counter.collect())
-            return tally.word()
+            return tally.totals()
 
         try:
             total = merge(oracle.ranks.each(self._place(question, theta), work))
@@ -331,7 +333,9 @@ class BatchOracle:
         def add(chunk: Chunk, tally: Tally) -> None:
             solution = oracle.solve(chunk, effort)
             tally.solved(chunk, solution, self._mu(chunk, solution, bound, tally))
-            trial.append((chunk.samples, park(solution.x, oracle.solutions.folder) if large else solution.x))
+            trial.append(
+                (chunk.samples, mapped_copy(solution.x, oracle.solutions.folder) if large else solution.x)
+            )
 
         with self._hosting("value", theta, "solutions"):
             total = self._tally("value", theta, add)

@@ -105,7 +105,7 @@ class Tally:
     def failed(self) -> bool:
         return self.error is not None
 
-    def word(self) -> dict[str, Any]:
+    def totals(self) -> dict[str, Any]:
         """As plain data."""
         return vars(self) | {"cost": vars(self.cost)}
 

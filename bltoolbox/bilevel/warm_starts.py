@@ -1,9 +1,9 @@
 """Warm starts by sample: the last solution and the last adjoint of every sample that has been seen.
 
-Rows live on the host, whatever the device of the run: device memory is that of a chunk. Large stores lie in a file that
-is mapped into memory and has no name, so that they end with the process and the system may write them out: the memory
-that only a process can free does not grow with the data set. Rows come from a CUDA device through pinned memory while
-the device goes on; whoever needs them next waits for them.
+Rows live on the host, whatever the device of the run: device memory is that of a chunk. Large stores lie in a file
+that is mapped into memory and has no name, so that they end with the process and the system may write them out: the
+memory that only a process can free does not grow with the data set. Rows come from a CUDA device through pinned
+memory while the device goes on; whoever needs them next waits for them.
 
 A store remembers which rows changed since the last checkpoint. Each sample has two places: within a transaction a row
 is written to the one that does not count, and ``commit`` makes it count. An oracle call that is interrupted leaves no
@@ -93,7 +93,8 @@ class Store:
             self._arrive()
 
     def lend(self, samples: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of ``samples`` (own or guests) have a row, and the rows, zero elsewhere: one a sample, as ``like``."""
+        """Which of ``samples`` (own or guests) have a row, and the rows, zero elsewhere: one a sample, as
+        ``like``."""
         known = torch.zeros(len(samples), dtype=torch.uint8)
         rows = torch.zeros((len(samples), *like.shape[1:]), dtype=like.dtype)
         for k, sample in enumerate(samples):
@@ -120,7 +121,7 @@ class Store:
         self.commit()
 
     def changed(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and rows (on the CPU) written since the last ``settle``, a part at a time."""
+        """Ids and rows (on the CPU) written since the last ``mark_saved``, a part at a time."""
         return self._parts(self._dirty)
 
     def everything(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -129,10 +130,10 @@ class Store:
 
     @property
     def changes(self) -> int:
-        """How many rows were written since the last ``settle``."""
+        """How many rows were written since the last ``mark_saved``."""
         return int(self._dirty.sum())
 
-    def settle(self) -> None:
+    def mark_saved(self) -> None:
         """Everything is safe on disk."""
         self._dirty.zero_()
 
@@ -244,7 +245,7 @@ class Stores(dict[str, Store]):
             self._open = False
 
 
-def park(rows: Tensor, folder: Path | None) -> Tensor:
+def mapped_copy(rows: Tensor, folder: Path | None) -> Tensor:
     """A copy that takes no memory of the process: in a mapped file without a name."""
     parked = _mapped(rows.numel(), rows.dtype, folder).view(rows.shape)
     return parked.copy_(rows)

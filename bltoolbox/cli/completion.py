@@ -1,7 +1,7 @@
 """What the shell offers on Tab: kinds, components, recipes, override keys and their values.
 
 Nothing here imports torch: the options of a component are offered once its signature is in the cache, which the first
-``blt validate`` or ``blt show`` puts there. Whatever goes wrong, the shell gets no words rather than a traceback.
+``blt validate`` or ``blt show`` puts there. On any error the shell gets no suggestions instead of a traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bltoolbox.config.signatures import Parameter, Type
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
 
-#: A word, and what it means, for the shells that show it.
+#: A suggestion and its description, for shells that show it.
 Word = tuple[str, str]
 
 Arguments = ParamSpec("Arguments")
@@ -44,7 +44,7 @@ def complete_kind(incomplete: str) -> list[Word]:
 
 @_quietly
 def complete_component(ctx: typer.Context, incomplete: str) -> list[Word]:
-    """``kind/name``, and names alone once one is begun."""
+    """``kind/name``, and names alone once something is typed."""
     known = [(one.kind, one.name, one.component.summary) for one in _registry(ctx).components()]
     full = [(f"{kind}/{name}", summary) for kind, name, summary in known]
     short = [(name, summary) for _, name, summary in known] if incomplete else []
@@ -72,7 +72,7 @@ def complete_model(incomplete: str) -> list[Word]:
 
 @_quietly
 def complete_recipe(ctx: typer.Context, incomplete: str) -> list[Word]:
-    """Recipes and YAML files first; once there is one, also override keys and what may stand behind their ``=``."""
+    """Recipes and YAML files first; once there is one, also override keys and their values."""
     words = rejoin(ctx.params.get("arguments") or ())
     sources = [word for word in words if "=" not in word]
     if not sources:
@@ -82,7 +82,7 @@ def complete_recipe(ctx: typer.Context, incomplete: str) -> list[Word]:
     if equals:
         return [(f"{key}={word}", doc) for word, doc in _values(entries.get(key), begun)]
     if len(words) > 1 and (behind := entries.get(words[-1].removesuffix("="))):
-        return _values(behind, incomplete)  # bash makes words of what is before and behind a "="
+        return _values(behind, incomplete)  # bash splits words at "="
     offered = [(f"{entry.key}=", entry.parameter.doc) for entry in entries.values()]
     found = [word for word in offered if word[0].startswith(incomplete)]
     return found + (_files(incomplete) if incomplete and not found else [])
@@ -90,7 +90,7 @@ def complete_recipe(ctx: typer.Context, incomplete: str) -> list[Word]:
 
 @_quietly
 def complete_grid(ctx: typer.Context, incomplete: str) -> list[Word]:
-    """As for one recipe; behind a comma comes another value of the same key."""
+    """As for one recipe; after a comma follows another value of the same key."""
     before, comma, begun = incomplete.rpartition(",")
     key, equals, _ = before.partition("=")
     found = complete_recipe(ctx, f"{key}={begun}" if comma and equals else begun)
@@ -99,7 +99,7 @@ def complete_grid(ctx: typer.Context, incomplete: str) -> list[Word]:
 
 
 def rejoin(words: Sequence[str]) -> list[str]:
-    """Words as they were before bash cut them at each ``=``."""
+    """Words as they were before bash split them at each ``=``."""
     joined: list[str] = []
     cut = False
     for word in words:
@@ -113,7 +113,7 @@ def rejoin(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A dotted key of a recipe, its parameter, and the components that may stand there."""
+    """A dotted key of a recipe, its parameter, and the components it accepts."""
 
     key: str
     parameter: Parameter
@@ -174,7 +174,7 @@ def _name(value: Any) -> str | None:
 
 
 def _files(incomplete: str, suffixes: Sequence[str] = (".yaml", ".yml")) -> list[Word]:
-    """Files of some suffixes, YAML by default, and the folders that may hold some."""
+    """Files of some suffixes, YAML by default, and folders, which may contain some."""
     folder, slash, begun = incomplete.rpartition("/")
     found: list[Word] = []
     for path in sorted(Path(folder + slash or ".").expanduser().iterdir()):

@@ -1,7 +1,7 @@
-"""What this installation has, what it lacks, and whether it computes what it should: ``blt doctor``.
+"""The checks behind ``blt doctor``: the installation, and a self-test.
 
-Each check is a function that yields findings. One that fails in a way that nobody foresaw is a finding itself: a broken
-machine is described to the end.
+Each check is a function that yields findings. An unexpected failure of a check is itself a
+finding, so a broken machine is described completely.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from bltoolbox.distributed.launch import processors
 from bltoolbox.errors import BltError
 from bltoolbox.runs.locks import NO_LOCK, acquire
 
-#: Extras that are of no use to somebody who only runs recipes.
+#: Extras that are not needed to run recipes.
 _FOR_DEVELOPERS = frozenset({"test", "docs"})
-#: Less room than this is worth a word: checkpoints of a run with large images.
+#: Less free space than this is reported: checkpoints of a run with large images.
 _ROOM = 2 << 30
-#: What pictures a user may bring, by the names that Pillow has for the libraries behind them.
+#: Picture formats, by Pillow's names of the libraries behind them.
 _CODECS = {"PNG": "zlib", "JPEG": "jpg", "TIFF": "libtiff", "WebP": "webp"}
-#: Set by a user, these change what a run does.
+#: Environment variables that affect a run.
 _VARIABLES = ("BLT_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_", "CUDA_VISIBLE_DEVICES", "TORCH_")
-#: The model, the noise, and how many times closer to the truth it brings a picture of plain areas, at least.
+#: The model, the noise level, and the minimal factor by which it reduces the error of a piecewise constant picture.
 _PATIENT, _SIGMA, _GAIN = "denoise-color", 25 / 255, 2.0
 
 
 class Verdict(StrEnum):
-    """``note``: works, but somebody may want to know. ``wrong``: something does not work."""
+    """``note``: works, but worth knowing. ``wrong``: something does not work."""
 
     OK = "ok"
     NOTE = "note"
@@ -51,7 +51,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     verdict: Verdict
@@ -64,7 +64,7 @@ class Finding:
 
 
 def examine(registry: Registry) -> Iterator[Finding]:
-    """Everything, one after the other; what takes longest comes last."""
+    """All checks in turn; the slowest come last."""
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "bltoolbox": _installation,
         "packages": _packages,
@@ -84,7 +84,7 @@ def examine(registry: Registry) -> Iterator[Finding]:
         try:
             yield from check()
         except Exception as error:
-            yield Finding(subject, Verdict.WRONG, f"could not be looked at: {_sentence(error)}")
+            yield Finding(subject, Verdict.WRONG, f"could not be examined: {_sentence(error)}")
 
 
 def _installation() -> Iterator[Finding]:
@@ -94,7 +94,7 @@ def _installation() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """What the toolbox requires, imported: two packages that are both there may still not fit each other."""
+    """What the toolbox requires, imported: two installed packages may still be incompatible."""
     modules: dict[str, list[str]] = {}
     for module, distributions in metadata.packages_distributions().items():
         for distribution in distributions:
@@ -106,7 +106,7 @@ def _packages() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             yield _not_installed(requirement, extra)
             continue
-        # Builds from source are pre-releases, which a specifier leaves out unless it is told otherwise.
+        # Builds from source are pre-releases, which a specifier excludes by default.
         if not requirement.specifier.contains(version, prereleases=True):
             yield Finding(
                 requirement.name,
@@ -124,7 +124,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _requirements() -> Iterator[tuple[Requirement, str]]:
-    """What has to be installed on this system, and what an extra for users adds, with the name of that extra."""
+    """What must be installed on this system, and what the extras for users add, with the name of the extra."""
     extras = metadata.metadata("bltoolbox").get_all("Provides-Extra") or []
     for text in metadata.requires("bltoolbox") or ():
         requirement = Requirement(text)
@@ -178,7 +178,7 @@ def _plugins(registry: Registry) -> Iterator[Finding]:
     off = [plugin.name for plugin in plugins if plugin.status == "off"]
     found = f"{len(plugins)} with {components} components"
     if off:
-        yield Finding("plugins", Verdict.NOTE, f"{found}; left out by BLT_PLUGINS: {', '.join(off)}")
+        yield Finding("plugins", Verdict.NOTE, f"{found}; excluded by BLT_PLUGINS: {', '.join(off)}")
     else:
         yield Finding("plugins", Verdict.OK, found)
 
@@ -200,11 +200,11 @@ def _codecs() -> Iterator[Finding]:
 
 def _folders() -> Iterator[Finding]:
     for subject, folder, without in (
-        ("here", Path.cwd(), "runs are written below it; give another place with -o"),
+        ("here", Path.cwd(), "runs are written there; choose another folder with -o"),
         (
             "cache",
             cache_folder(),
-            "commands are slower without; set BLT_CACHE to a folder that can be written",
+            "commands are slower without it; set BLT_CACHE to a writable folder",
         ),
     ):
         if not _writable(folder):
@@ -220,7 +220,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _writable(folder: Path) -> bool:
-    """By trying: permissions do not tell of a full or read-only file system."""
+    """Tested by writing: permissions do not reveal a full or read-only file system."""
     with contextlib.suppress(OSError):
         with tempfile.TemporaryFile(dir=_existing(folder)) as file:
             file.write(b"0")
@@ -229,11 +229,11 @@ def _writable(folder: Path) -> bool:
 
 
 def _locks() -> Iterator[Finding]:
-    """Whether two runs are kept from writing to one directory here."""
+    """Whether locks prevent two runs from writing to one directory here."""
     folder = _existing(Path.cwd())
     if os.environ.get(NO_LOCK) == "1":
         yield Finding(
-            "locks", Verdict.NOTE, f"{NO_LOCK}=1 does without them", "unset it where there are some"
+            "locks", Verdict.NOTE, f"{NO_LOCK}=1 disables them", "unset it on file systems with locks"
         )
         return
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
@@ -256,10 +256,15 @@ def _processors() -> Iterator[Finding]:
     found = f"{usable} usable, torch uses {threads}"
     if threads > usable:
         yield Finding(
-            "processors", Verdict.NOTE, found, f"they wait for each other: set OMP_NUM_THREADS={usable}"
+            "processors",
+            Verdict.NOTE,
+            found,
+            f"too many threads slow each other down: set OMP_NUM_THREADS={usable}",
         )
     elif 2 * threads < usable and "OMP_NUM_THREADS" in os.environ:
-        yield Finding("processors", Verdict.NOTE, found, "OMP_NUM_THREADS says so; unset it to use them all")
+        yield Finding(
+            "processors", Verdict.NOTE, found, "limited by OMP_NUM_THREADS; unset it to use all of them"
+        )
     else:
         yield Finding("processors", Verdict.OK, found)
 
@@ -268,14 +273,17 @@ def _memory() -> Iterator[Finding]:
     from bltoolbox.bilevel.memory import keep_freed_memory
 
     if keep_freed_memory():
-        yield Finding("memory", Verdict.OK, "what is freed stays with the process while it solves")
+        yield Finding("memory", Verdict.OK, "freed memory is kept by the process while it solves")
     elif named := [name for name in os.environ if name.startswith("MALLOC_")]:
         yield Finding(
-            "memory", Verdict.NOTE, f"handled as {', '.join(named)} says", "unset it, if runs on CPU are slow"
+            "memory",
+            Verdict.NOTE,
+            f"controlled by {', '.join(named)}",
+            "unset it if runs on the CPU are slow",
         )
     else:
         yield Finding(
-            "memory", Verdict.NOTE, "not glibc: freed memory goes back to the system, runs may be slower"
+            "memory", Verdict.NOTE, "not glibc: freed memory is returned to the system, runs may be slower"
         )
 
 
@@ -285,7 +293,7 @@ def _devices() -> Iterator[Finding]:
     built = torch.version.cuda or torch.version.hip
     if not torch.cuda.is_available():
         why = f"this torch is for CUDA {built}" if built else "this torch is for CPU only"
-        yield Finding("cuda", Verdict.NOTE, f"no device ({why}); runs are on the CPU")
+        yield Finding("cuda", Verdict.NOTE, f"no CUDA device ({why}); runs use the CPU")
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         facts = torch.cuda.get_device_properties(index)
         yield Finding(
@@ -304,7 +312,7 @@ def _ranks() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    """Only ``compile: true`` of a component needs it, and goes on without."""
+    """Only ``compile: true`` of a component needs it, which works without it, too."""
     wanted = os.environ.get("CXX")
     found = next(filter(None, map(shutil.which, [wanted] if wanted else ["g++", "clang++", "c++"])), None)
     if found:
@@ -314,7 +322,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _computing(registry: Registry) -> Iterator[Finding]:
-    """A noisy picture is restored by a shipped model, on each device, and should look alike everywhere."""
+    """Restore a noisy picture with a shipped model on each device; the results should agree."""
     import torch
 
     devices = ["cpu"]
@@ -329,16 +337,14 @@ def _computing(registry: Registry) -> Iterator[Finding]:
             yield Finding(f"computing on {device}", Verdict.WRONG, _sentence(error))
             continue
         gain = float(abs(noisy - clean).mean() / abs(restored - clean).mean())
-        found = f"{_PATIENT} brings a noisy picture {gain:.1f} times closer to the truth"
+        found = f"{_PATIENT} reduces the error of a noisy picture {gain:.1f} times"
         apart = 0.0 if first is None else float(abs(restored - first).max())
         first = restored if first is None else first
         if not gain >= _GAIN:
-            yield Finding(
-                f"computing on {device}", Verdict.WRONG, f"{found}; it should be more than {_GAIN:g}"
-            )
+            yield Finding(f"computing on {device}", Verdict.WRONG, f"{found}; expected more than {_GAIN:g}")
         elif apart > 1e-2:
             yield Finding(
-                f"computing on {device}", Verdict.WRONG, f"{apart:.2g} away from what the CPU finds"
+                f"computing on {device}", Verdict.WRONG, f"{apart:.2g} away from the result of the CPU"
             )
         else:
             yield Finding(f"computing on {device}", Verdict.OK, found)

@@ -1,4 +1,4 @@
-"""What ``blt run`` and ``blt resume`` need to be several processes: starting them, and being one of them."""
+"""Several processes for ``blt run`` and ``blt resume``: starting them, and being one of them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 
 def to_launch(nproc: int | None) -> bool:
-    """Whether this process starts others, rather than doing the work."""
+    """Whether this process starts others instead of doing the work."""
     if nproc is not None and Place.here().size > 1:
-        raise UsageError(f"this is already one of {Place.here().size} processes; leave --nproc out")
+        raise UsageError(f"this is already one of {Place.here().size} processes; omit --nproc")
     rank_timeout()
     return nproc is not None and nproc > 1
 
 
 def launch(words: Sequence[str], count: int | None, directory: Path) -> NoReturn:
-    """Be ``count`` processes, and end as they do."""
+    """Run as ``count`` processes, and exit with their code."""
     launcher = Launcher(words, count or 1)
     code = launcher.run()
     killed = launcher.killed()
@@ -50,29 +50,29 @@ def launch(words: Sequence[str], count: int | None, directory: Path) -> NoReturn
 def passed_on(
     quiet: bool, verbose: bool, as_json: bool, debug: bool, plugin: Sequence[Path] | None
 ) -> list[str]:
-    """The flags that a process gets from the one that starts it."""
+    """The flags that a process passes to those it starts."""
     flags = {"--quiet": quiet, "--verbose": verbose, "--json": as_json, "--debug": debug or DEBUGGING.get()}
     files = [word for file in plugin or () for word in ("--plugin", str(file))]
     return [name for name, on in flags.items() if on] + files
 
 
 def resume_command(path: Path, size: int) -> str:
-    """What a person types to go on."""
+    """The command that resumes a run."""
     return f"blt resume {shlex.quote(str(path))}" + (f" --nproc {size}" if size > 1 else "")
 
 
 def next_command(path: Path, size: int) -> str:
-    """What to do after a run that stopped."""
+    """What to do after a run has stopped."""
     if has_checkpoint(path):
         return f"continue from the last checkpoint with: {resume_command(path, size)}"
-    return "there is no checkpoint to resume from: start the run again" + (
+    return "there is no checkpoint to resume from; start the run again" + (
         " with --overwrite" if path.exists() else ""
     )
 
 
 @contextlib.contextmanager
-def speaking_for_all() -> Iterator[None]:
-    """Rank 0 says what went wrong; another rank only what rank 0 cannot know."""
+def reporting_once() -> Iterator[None]:
+    """Rank 0 reports errors; another rank reports only what rank 0 cannot know."""
     place = Place.here()
     try:
         yield
@@ -85,8 +85,8 @@ def speaking_for_all() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alike() -> Iterator[None]:
-    """What fails here fails alike for all ranks of a machine: the first of them reports it."""
+def same_on_all_ranks() -> Iterator[None]:
+    """An error in here affects all ranks of a machine alike: the first of them reports it."""
     try:
         yield
     except BltError as error:
@@ -94,22 +94,22 @@ def alike() -> Iterator[None]:
         raise
 
 
-def left_by_us(path: Path, recipe: Recipe) -> bool:
-    """Whether torchrun has started these processes again, and a directory holds what they did before."""
+def left_by_this_run(path: Path, recipe: Recipe) -> bool:
+    """Whether torchrun restarted these processes and a directory contains their earlier work."""
     if Place.here().restarts == 0 or not is_run(path) or Manifest(path).started_by != invocation():
         return False
     return read_text(path / RECIPE_FILE, RECIPE, follow=False, errors="replace") == recipe.to_yaml()
 
 
 def was_restarted(ranks: Ranks, path: Path, recipe: Recipe) -> bool:
-    """Whether there is something of ours to go on from."""
+    """Whether the directory contains our own earlier run."""
     if Place.here().restarts == 0:
         return False
-    usable = left_by_us(path, recipe) and has_checkpoint(path)
+    usable = left_by_this_run(path, recipe) and has_checkpoint(path)
     return bool(ranks.gather("restarted", usable)[0])
 
 
 def refuse_nameless(out: Path | None) -> None:
-    """A run that torchrun may start again must know where it was."""
+    """A run that torchrun may restart needs a fixed directory."""
     if out is None and may_restart():
-        raise UsageError("give a run directory with -o, so that a restart by torchrun finds what was there")
+        raise UsageError("give a run directory with -o, so that a restart by torchrun finds the earlier run")

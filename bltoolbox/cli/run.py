@@ -12,13 +12,13 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_recipe
 from bltoolbox.cli.processes import (
-    alike,
     launch,
-    left_by_us,
+    left_by_this_run,
     next_command,
     passed_on,
     refuse_nameless,
-    speaking_for_all,
+    reporting_once,
+    same_on_all_ranks,
     to_launch,
     was_restarted,
 )
@@ -100,8 +100,8 @@ def run(
     overrides += [
         f"{key}={value}" for key, value in (("device", device), ("seed", seed)) if value is not None
     ]
-    with speaking_for_all():
-        with alike():
+    with reporting_once():
+        with same_on_all_ranks():
             registry = open_registry(plugin)
             recipe = load_recipe(sources[0], overrides, registry)
             if dry_run:
@@ -127,7 +127,7 @@ def run(
                     _continue(reopened, ranks, quiet, verbose, as_json)
                 return
             # A start that torchrun repeats left a directory but no checkpoint.
-            may_replace = overwrite or left_by_us(path, recipe)
+            may_replace = overwrite or left_by_this_run(path, recipe)
             directory = RunDirectory(path, overwrite=may_replace, ranks=ranks)
             with _display(quiet or as_json, verbose) as display, _resume_hint(directory, ranks):
                 result = run_in(
@@ -174,8 +174,8 @@ def resume(
     if to_launch(nproc):
         words = ["resume", str(path), *overrides, *passed_on(quiet, verbose, as_json, debug, plugin)]
         launch(words, nproc, path)
-    with speaking_for_all():
-        with alike():
+    with reporting_once():
+        with same_on_all_ranks():
             registry = open_registry(plugin)
         from bltoolbox.distributed.ranks import joined
 

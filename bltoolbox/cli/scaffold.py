@@ -1,7 +1,7 @@
-"""A new plugin from templates: an installable package with one working component for each kind asked for.
+"""A new plugin from templates: an installable package with one working component for each requested kind.
 
-The files in ``templates/`` read as they will be written, for a plugin called ``my-plugin``; only that name and the few
-words between ``@`` are replaced.
+The files in ``templates/`` read as they will be written, for a plugin called ``my-plugin``; only that name and the
+few words between ``@`` are replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXAMPLES = {
     "data_term": ("LogCosh", "A log cosh of each residual, robust against outliers."),
     "regularizer": (
         "LogCoshTV",
-        "Anisotropic total variation, smoothed by log cosh, a learned weight a direction.",
+        "Anisotropic total variation, smoothed by log cosh, with a learned weight per direction.",
     ),
     "upper_loss": ("LogCoshError", "A log cosh of the error of each pixel, robust against outliers."),
     "lower_solver": ("HeavyBall", "Polyak's heavy ball; needs a Lipschitz constant."),
@@ -44,7 +44,7 @@ EXAMPLES = {
     "logger": ("Diary", "A text file with a line for every check."),
 }
 
-#: What the example recipe uses where the plugin offers nothing.
+#: What the example recipe uses for kinds that the plugin does not offer.
 PARTNERS = {
     "data": "dead-leaves",
     "operator": "identity",
@@ -60,7 +60,7 @@ PARTNERS = {
 
 
 def new_plugin(name: str, kinds: Sequence[str], target: Path, registry: Registry) -> list[Path]:
-    """Write the package into ``target``, which must be empty or not there; the files, in order."""
+    """Write the package into ``target``, which must be empty or missing; returns the files in order."""
     package = package_name(name)
     components = component_names(name, kinds or ["regularizer"])
     for kind, component in components.items():
@@ -77,23 +77,23 @@ def new_plugin(name: str, kinds: Sequence[str], target: Path, registry: Registry
 
 
 def package_name(name: str) -> str:
-    """The Python package of a plugin; UsageError when the name will not do."""
+    """The Python package of a plugin; UsageError if the name is not usable."""
     if not NAME.fullmatch(name) or not name[0].isalpha():
         near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
         hint = f"; did you mean {near!r}?" if NAME.fullmatch(near) else ""
         raise UsageError(
-            f"{name!r} is no name for a plugin: small letters, digits and single hyphens, a letter first{hint}"
+            f"{name!r} is not a plugin name; use lowercase letters, digits and single hyphens, a letter first{hint}"
         )
     package = name.replace("-", "_")
     if keyword.iskeyword(package):
-        raise UsageError(f"{name!r} is a word of the Python language; choose another name")
+        raise UsageError(f"{name!r} is a Python keyword; choose another name")
     if package in sys.stdlib_module_names or _is_installed(package):
         raise UsageError(f"{name!r} would hide the Python package {package!r}; choose another name")
     return package
 
 
 def component_names(name: str, kinds: Sequence[str]) -> dict[str, str]:
-    """By kind, in the order of a recipe: a single component is called as its plugin."""
+    """By kind, in the order of a recipe: a single component has the name of its plugin."""
     for kind in kinds:
         if kind not in KINDS:
             hint = did_you_mean(kind, KINDS)

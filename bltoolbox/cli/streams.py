@@ -1,8 +1,8 @@
-"""The standard streams of the command, whose other end may go away or be full.
+"""The standard streams of the command, whose reader may be gone or whose disk may be full.
 
-Nobody needs the rest of ``blt list | head -1``, so a command ends quietly once its output is not read any more, with
-141 as other programs do. Output that cannot be written for another reason is an error. Messages on stderr are dropped
-instead: a run does not stop because nobody is listening.
+Nobody needs the rest of ``blt list | head -1``, so a command exits quietly once its output is no longer read, with
+141 like other programs. Output that cannot be written for another reason is an error. Messages on stderr are dropped
+instead: a run does not stop because nobody reads them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, TextIO
 
 from bltoolbox.errors import BltError
 
-#: The exit code of a command whose reader went away; that of a process that SIGPIPE ends.
+#: The exit code of a command whose reader is gone; the same as after SIGPIPE.
 CLOSED = 128 + getattr(signal, "SIGPIPE", 13)
 
 
 class OutputFailed(BltError):
-    """Standard output cannot be written. Not an OSError, which libraries handle in ways of their own."""
+    """Standard output cannot be written. Not an OSError, which libraries handle in their own ways."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"cannot write to standard output: {error.strerror or error}")
@@ -29,7 +29,7 @@ class OutputFailed(BltError):
 
 
 class _Guarded(io.FileIO):
-    """A standard stream; what comes after the first failure is dropped."""
+    """A standard stream; everything after the first failure is dropped."""
 
     def __init__(self, descriptor: int, strict: bool) -> None:
         super().__init__(descriptor, "wb", closefd=False)
@@ -52,7 +52,7 @@ class _Guarded(io.FileIO):
 def guard_streams() -> None:
     """Replace ``sys.stdout`` and ``sys.stderr`` by streams that fail as described above."""
     for descriptor in range(3):
-        # A closed one would become the descriptor of the next file that is opened, and get what is printed.
+        # A closed descriptor would be reused by the next file that is opened, which would then receive the output.
         try:
             os.fstat(descriptor)
         except OSError:

@@ -1,5 +1,5 @@
-"""Several processes that do one run, and the signals that stop them.
+"""One run on several processes, and the signals that stop it.
 
-May import ``errors`` only. A change here can break that all ranks give the same answer, stop at the same call and fail
-together.
+May import ``errors`` only. A change here can break the agreement of ranks: that they give the same answer, stop at
+the same call and fail together.
 """

@@ -1,8 +1,8 @@
 """``--nproc N``: a run as N processes on this machine, watched until they end.
 
-What torchrun does, without its restarts and with what a person at a terminal expects: one signal reaches every rank
-once, they may take as long as they like to write their checkpoint, and the exit code is that of the run. A rank that
-is killed is named, and the others follow. Imports no torch.
+Like torchrun without its restarts, but with what a user at a terminal expects: a signal reaches every rank
+once, ranks may take their time to write a checkpoint, and the exit code is that of the run. A rank that
+is killed is named, and the others stop. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from types import FrameType
 
 from bltoolbox.errors import UsageError
 
-#: Where the ranks find each other, the pipe that ends with the launcher, and how long ranks wait for each other.
+#: Where the ranks find each other, the pipe that closes with the launcher, and how long ranks wait for each other.
 RENDEZVOUS, LIFELINE, TIMEOUT = "BLT_RENDEZVOUS", "BLT_LIFELINE", "BLT_RANK_TIMEOUT"
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
-#: Seconds of the latter unless it is set, and at most.
+#: Its default and maximum in seconds.
 _WAIT, _LONGEST_WAIT = 1800.0, 1e7
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PAUSE = 0.05
-#: What a container may use: microseconds of processor time in each period of so many.
+#: The processor time that a container may use: microseconds per period.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-#: Seconds that the others have to notice that a rank has failed, and then to end when told so.
+#: Seconds for the others to notice that a rank has failed, and then to exit when asked to.
 _NOTICE, _END = 60.0, 20.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which of the processes of a run this one is."""
+    """The place of this process among those of a run."""
 
     rank: int = 0
     size: int = 1
     #: Number on this machine.
     local: int = 0
-    #: How often torchrun has started these processes again.
+    #: How often torchrun has restarted these processes.
     restarts: int = 0
 
     @classmethod
@@ -63,12 +63,12 @@ class Place:
 
 
 def invocation(environment: Mapping[str, str] = os.environ) -> str:
-    """What the restarts by one torchrun have in common, and no other run: its id, or the process it is."""
+    """An identity shared by the restarts of one torchrun and by no other run: its id or its process."""
     named = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if named != "none":  # what torchrun sets unless it is told or invents one
+    if named != "none":  # the default of torchrun
         return f"torchrun {named}"
     parent = os.getppid()
-    try:  # when it was started, as numbers of processes come again
+    try:  # its start time, since process numbers are reused
         since = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         since = ""
@@ -88,7 +88,7 @@ def rank_timeout(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def may_restart(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun starts these processes again if one fails."""
+    """Whether torchrun restarts these processes if one fails."""
     text = environment.get(_RESTARTS) or "0"
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise UsageError(f"{_RESTARTS}={text!r} is not a whole number, as torchrun sets it")
@@ -105,11 +105,11 @@ class Launcher:
         self.signals: list[int] = []
 
     def run(self) -> int:
-        """Until all have ended: the exit code of the run, 1 if a rank was killed."""
+        """Wait until all have ended; returns the exit code of the run, 1 if a rank was killed."""
         with tempfile.TemporaryDirectory(prefix="blt-") as folder, self._listening(), _pipe() as (read, _):
             for rank in range(self.count):
                 command = [sys.executable, "-m", "bltoolbox", *self.words]
-                # A session of its own: a Ctrl-C reaches a rank once, through this process.
+                # Its own session: Ctrl-C reaches a rank once, through this process.
                 self.processes.append(
                     subprocess.Popen(
                         command,
@@ -123,7 +123,7 @@ class Launcher:
         return self._code()
 
     def killed(self) -> dict[int, str]:
-        """The ranks that ended by a signal, and by which."""
+        """The ranks killed by a signal, with the signal."""
         return {
             rank: signal.Signals(-process.returncode).name
             for rank, process in enumerate(self.processes)
@@ -143,13 +143,13 @@ class Launcher:
         return environment
 
     def _watch(self) -> None:
-        """Pass signals on, and see to it that nobody outlives a rank that failed for long."""
+        """Pass on signals, and stop the others soon after a rank has failed."""
         passed = 0
         failed_at: float | None = None
         told = False
         while any(process.poll() is None for process in self.processes):
             for number in self.signals[passed:]:
-                # Whoever cannot wait for the checkpoint signals again.
+                # A second signal means: do not wait for the checkpoint.
                 self._send(number if passed == 0 else signal.SIGKILL)
                 passed += 1
             if failed_at is None and any(process.returncode for process in self.processes):
@@ -195,7 +195,7 @@ class Launcher:
 
 @contextlib.contextmanager
 def _pipe() -> Iterator[tuple[int, int]]:
-    """Its writing end is this process's alone: whoever reads is told when it is gone, however it went."""
+    """Only this process has the writing end, so readers notice when it ends, however it ends."""
     ends = os.pipe()
     try:
         yield ends
@@ -205,7 +205,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
 
 
 def processors() -> int:
-    """How many processors this process may use: as many as it may run on, or as its container is granted."""
+    """The number of processors this process may use, limited by its affinity and its container."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = map(int, QUOTA.read_text().split())

@@ -1,11 +1,11 @@
-"""One run on several processes, the ranks: how they speak to each other, and how they stay in step.
+"""One run on several processes, the ranks: how they communicate and stay synchronised.
 
-Every conversation begins with a meeting: all ranks say where they are, and go on only if all are at the same
-place. What fails on one rank is told there, so that all raise and none waits for another that will not come. Sums
+Every exchange begins with a meeting: all ranks report where they are, and continue only if all are at the same
+place. An error on one rank is reported there, so that all raise and none waits for a rank that will not come. Sums
 are added in the order of ranks, in float64: they do not depend on who was first. A rank that dies closes its
 connections, which the others notice at once; for a machine that vanishes there is a time limit.
 
-``Ranks`` itself is a process that is alone; nothing here costs it anything.
+``Ranks`` itself is a single process, for which all of this is free.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from bltoolbox.errors import BltError, NumericalError, explain
 
 T = TypeVar("T")
 
-#: Where a rank is that has given up.
+#: The place of a rank that has given up.
 _FAILED = "failed"
 #: Bytes of an ordinary message; a longer one takes a second round.
 _MESSAGE = 4096
 #: Numbers that are added at once: what bounds the memory of a sum.
 _SLICE = 1 << 20
-#: Seconds after which whoever has greeted rank 0 asks whether it is still the same.
+#: Seconds after which a rank that has greeted rank 0 asks whether it is still the same.
 _ANSWER = 2.0
 
 
 class RankFailed(BltError):
-    """Another rank met an error; it has its exit code."""
+    """Another rank failed; has the exit code of its error."""
 
-    #: All ranks know of it, so that one of them reports it.
+    #: All ranks know it, so only one of them reports it.
     told = True
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
@@ -59,7 +59,7 @@ class RankLost(BltError):
 
 
 class Ranks:
-    """A process that is alone: rank 0 of 1."""
+    """A single process: rank 0 of 1."""
 
     rank = 0
     size = 1
@@ -68,19 +68,19 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes and speaks."""
+        """Whether this rank writes files and messages."""
         return self.rank == 0
 
     def now(self) -> float:
-        """The clock of rank 0 at the last meeting, so that all decide alike; the time if alone."""
+        """The clock of rank 0 at the last meeting, so that all decide alike; the time of a single process."""
         return time.perf_counter()
 
-    def gather(self, at: str, word: Any = None) -> list[Any]:
-        """Meet at ``at``: what every rank says (plain data), in the order of ranks."""
-        return [word]
+    def gather(self, at: str, message: Any = None) -> list[Any]:
+        """Meet at ``at``: the messages of all ranks (plain data), in the order of ranks."""
+        return [message]
 
     def each(self, at: str, work: Callable[[], Any]) -> list[Any]:
-        """Do ``work`` on every rank and meet: what each returned (plain data). Where one fails, all raise."""
+        """Do ``work`` on every rank and meet: all results (plain data). If one rank fails, all raise."""
         return [work()]
 
     def in_step(self, at: str, work: Callable[[], T]) -> T:
@@ -99,7 +99,8 @@ class Ranks:
         """Send CPU tensors to ranks and fill those that come from ranks. Only right after a meeting."""
 
     def all_failed(self, error: BaseException) -> bool:
-        """Say that this rank gives up; whether all do, at the same place, so that they can still act together."""
+        """Report that this rank gives up; returns whether all do, at the same place, so that they can still act
+        together."""
         return True
 
 
@@ -128,7 +129,7 @@ class Group(Ranks):
         self.gather("start")
 
     def close(self) -> None:
-        """Leave the group; one that is broken falls apart by itself."""
+        """Leave the group; a broken one ends by itself."""
         if self.broken:
             return
         with contextlib.suppress(RuntimeError, ValueError):
@@ -137,18 +138,20 @@ class Group(Ranks):
     def now(self) -> float:
         return self._now
 
-    def gather(self, at: str, word: Any = None) -> list[Any]:
-        messages = self._meet(at, word)
+    def gather(self, at: str, message: Any = None) -> list[Any]:
+        messages = self._meet(at, message)
         places = [message["at"] for message in messages]
         if at != _FAILED and _FAILED in places:
             self.broken = True
             rank = places.index(_FAILED)
-            raise RankFailed(f"rank {rank}: {messages[rank]['word']}")
+            raise RankFailed(f"rank {rank}: {messages[rank]['said']}")
         if len(set(places)) > 1:
             self.broken = True
             said = ", ".join(f"rank {rank} is at {place!r}" for rank, place in enumerate(places))
-            raise RankFailed(f"the ranks are out of step: {said}; are all machines and versions the same?")
-        return [message["word"] for message in messages]
+            raise RankFailed(
+                f"the ranks are out of step: {said}; use the same software and data on all machines"
+            )
+        return [message["said"] for message in messages]
 
     def each(self, at: str, work: Callable[[], Any]) -> list[Any]:
         try:
@@ -177,7 +180,7 @@ class Group(Ranks):
         self._raise(_failures(self.gather(at, {"failure": _describe(error)})), error)
 
     def _raise(self, failures: list[tuple[int, dict[str, Any]]], mine: BaseException | None) -> NoReturn:
-        """On all ranks: an interruption first, then what no policy recovers from, then what one might."""
+        """On all ranks: interruptions first, then errors that no policy recovers from, then the others."""
         interrupts = [one["signal"] for _, one in failures if one["signal"]]
         if interrupts:
             raise Interrupted(interrupts[0]) from mine
@@ -218,10 +221,10 @@ class Group(Ranks):
             error.told = True  # type: ignore[attr-defined]
         return not self.broken
 
-    def _meet(self, at: str, word: Any) -> list[dict[str, Any]]:
+    def _meet(self, at: str, message: Any) -> list[dict[str, Any]]:
         if self.broken:
-            raise RankLost("the ranks have lost each other")
-        text = json.dumps({"at": at, "now": time.perf_counter(), "word": word}).encode()
+            raise RankLost("the ranks have lost contact")
+        text = json.dumps({"at": at, "now": time.perf_counter(), "said": message}).encode()
         raw = self._bytes(text, _MESSAGE)
         longest = max(int.from_bytes(one[:8], "little") for one in raw)
         if longest > _MESSAGE - 8:
@@ -255,7 +258,7 @@ class Group(Ranks):
 
     def _lost(self, error: Exception) -> RankLost:
         self.broken = True
-        # Gloo begins with a line of its source, and goes on with advice that does not help here.
+        # Gloo begins with a line of its source and continues with advice that does not help here.
         reason = re.sub(r"\[/[^]]*\] *", "", str(error).strip().partition("\n")[0]).partition(". ")[0]
         return RankLost(
             f"rank {self.rank} of {self.size} lost contact with another rank: its process or its machine is gone"
@@ -268,7 +271,7 @@ ALONE = Ranks()
 
 @contextlib.contextmanager
 def joined() -> Iterator[Ranks]:
-    """The ranks of this process: those that ``blt run --nproc`` or torchrun started beside it, or it alone."""
+    """The ranks of this run: started by ``blt run --nproc`` or torchrun, or this process alone."""
     place = Place.here()
     if place.size == 1:
         yield ALONE
@@ -282,11 +285,11 @@ def joined() -> Iterator[Ranks]:
 
 
 def _attempt(store: Any, rank: int, size: int) -> str:
-    """A name that the ranks of this start share, and that no start before it had.
+    """A name shared by the ranks of this start and different from that of every earlier start.
 
-    torchrun may give the ranks that it starts again the store of those before, with addresses where nobody listens any
-    more. So rank 0 invents a name and answers everyone who greets it by that name; who gets no answer has found
-    the name of a rank 0 that is gone, and looks again.
+    torchrun may give restarted ranks the store of earlier ones, with addresses where nobody listens any
+    more. So rank 0 invents a name and answers every rank that greets it by that name; a rank that gets no answer has
+    found the name of a rank 0 that is gone, and looks again.
     """
     if rank == 0:
         name = secrets.token_hex(8)
@@ -308,7 +311,7 @@ def _attempt(store: Any, rank: int, size: int) -> str:
 
 
 def _follow_launcher() -> None:
-    """Stop, with a checkpoint, when the process that started this one is gone."""
+    """Stop, with a checkpoint, when the process that started this one has ended."""
     line = os.environ.get(LIFELINE, "")
     if not re.fullmatch("[0-9]{1,9}", line):
         return
@@ -326,7 +329,7 @@ def _failures(words: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
-    """What other ranks need to know of an error."""
+    """What other ranks need to know about an error."""
     return {
         "message": "interrupted" if isinstance(error, Interrupted) else explain(error),
         "numerical": isinstance(error, NumericalError),

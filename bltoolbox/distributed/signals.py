@@ -1,9 +1,9 @@
-"""SIGINT and SIGTERM, let in only where nothing can be left half done.
+"""SIGINT and SIGTERM, delivered only where nothing can be left half done.
 
-In a run (``handled``), a signal outside ``allowed`` waits; inside it raises ``Interrupted`` at once, and whoever
-computes there undoes what it began. In the rest of a command (``end_process``) it always raises
+In a run (``handled``), a signal outside ``allowed`` waits; inside it raises ``Interrupted`` at once, and the
+code there undoes what it began. In the rest of a command (``end_process``) it always raises
 ``Interrupted``, except during imports, where extension modules turn exceptions into other ones, and at the very end:
-there the process ends at once.
+there the process exits at once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def handled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
-    """A computation that may be interrupted at any point, as it leaves no trace if it is."""
+    """A computation that may be interrupted at any point without leaving a trace."""
     before = _state.allowed
     _state.allowed = True
     try:
@@ -80,14 +80,14 @@ def allowed() -> Iterator[None]:
 def end_process() -> None:
     """Let the two signals end this process quietly. For commands, which own their process, not for libraries."""
     for number in _SIGNALS:
-        # What the parent ignores stays ignored, as for a job in the background of a shell script.
+        # Signals that the parent ignores stay ignored, as for a background job of a shell script.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
     sys.unraisablehook = _end_from_finalizer
 
 
 def end_process_at_once() -> None:
-    """From here on nothing can be left half done: do not disturb Python, which is cleaning up, with exceptions."""
+    """From here on nothing can be left half done: do not raise exceptions while Python cleans up."""
     _state.ending = True
 
 
@@ -98,7 +98,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _end_from_finalizer(unraisable: sys.UnraisableHookArgs) -> None:
-    """A signal that came during a finalizer, where Python cannot raise, ends the process nevertheless."""
+    """A signal during a finalizer, where Python cannot raise, still ends the process."""
     if isinstance(unraisable.exc_value, Interrupted):
         os._exit(unraisable.exc_value.exit_code)
     sys.__unraisablehook__(unraisable)

@@ -1,8 +1,8 @@
-"""Writing files so that a reader never sees half of one, and never outside of the folder that was meant.
+"""Writing files atomically, and never outside the intended folder.
 
-A run directory may come from someone else, with links in it that lead anywhere. Whoever writes into one names it as
-``within``: below it no link is followed, and only regular files are opened. The folder itself, and what lies above it,
-is the user's choice and may be a link.
+A run directory may come from someone else, with links in it that lead anywhere. Code that writes into one passes it
+as ``within``: below it no link is followed, and only regular files are opened. The folder itself, and what lies above
+it, is the user's choice and may be a link.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bltoolbox.config.printable import printable_json
 from bltoolbox.errors import BltError
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
-#: Windows cannot open a file relative to a folder that is open; there, links are looked for by name.
+#: Windows cannot open a file relative to an open folder; there, links are detected by name.
 _DESCENDS = os.open in os.supports_dir_fd
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -34,10 +34,10 @@ _REFUSALS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO
 
 
 class UnsafePath(BltError):
-    """A file or folder is not written to, as it might lead to another place than its name says."""
+    """A file or folder is not written to because it might lead elsewhere."""
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} {what}, and nothing is written through it; remove it, then try again")
+        super().__init__(f"{path} {what}, so nothing is written there; remove it, then try again")
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def entered(path: Path, within: Path | None = None) -> Iterator[tuple[int | None
 def write_bytes(path: Path, content: bytes, within: Path | None = None) -> None:
     """Replace ``path`` atomically: write beside it, flush to disk, rename."""
     with entered(path, within) as (folder, base):
-        # Cut, as a name may be as long as a file system allows.
+        # Shortened, since a name may be as long as a file system allows.
         temporary = base / f".{path.name[:40]}.{secrets.token_hex(6)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         try:
@@ -86,7 +86,7 @@ def write_bytes(path: Path, content: bytes, within: Path | None = None) -> None:
 
 def write_text(path: Path, content: str, within: Path | None = None) -> None:
     """Replace ``path`` atomically."""
-    # A name that is not UTF-8 may be in it; escaped, it is JSON at least.
+    # It may contain a name that is not UTF-8; escaped, it is still valid JSON.
     write_bytes(path, content.encode("utf-8", "backslashreplace"), within)
 
 
@@ -102,14 +102,15 @@ def json_line(content: Any) -> str:
 
 
 def remove_temporaries(folder: Path, within: Path) -> None:
-    """Delete what a process left in a folder when it was killed in the middle of ``write_bytes``."""
+    """Delete what a process left in a folder when it was killed during ``write_bytes``."""
     for name in list_folder(folder, within):
         if _TEMPORARY.fullmatch(name):
             remove(folder / name, within)
 
 
 def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
-    """Open a file to write in place, as ``os.open`` does with ``flags``: a regular one with no other name, or none."""
+    """Open a file to write in place, as ``os.open`` does with ``flags``: a regular one with no other name, or
+    none."""
     mode = "ab" if flags & os.O_APPEND else "r+b"
     with entered(path, within) as (folder, base), _refusing(path, "is not a regular file"):
         if not _DESCENDS and path.is_symlink():
@@ -120,7 +121,7 @@ def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
         if not stat.S_ISREG(found.st_mode):
             raise UnsafePath(path, "is not a regular file")
         if found.st_nlink > 1:
-            raise UnsafePath(path, "is a file that has other names, too (hard links)")
+            raise UnsafePath(path, "has other names, too (hard links)")
     except UnsafePath:
         os.close(descriptor)
         raise
@@ -128,28 +129,28 @@ def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
 
 
 def append_to(path: Path, within: Path) -> IO[bytes]:
-    """Open a file, new or there already, to write at its end."""
+    """Open a file for appending, creating it if necessary."""
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, within)
 
 
 def make_folder(path: Path, within: Path) -> None:
-    """Make a folder and those above it, up to ``within``, where they are missing."""
+    """Create a folder and its parents up to ``within``, if they are missing."""
     if path != within:
         make_folder(path.parent, within)
         with entered(path, within) as (folder, base), contextlib.suppress(FileExistsError):
             os.mkdir(base / path.name, dir_fd=folder)
-    with entered(path / "_", within):  # refuses what is there but not a folder
+    with entered(path / "_", within):  # refuses anything but a folder
         pass
 
 
 def remove(path: Path, within: Path) -> None:
-    """Delete a file, if it is there."""
+    """Delete a file if it exists."""
     with contextlib.suppress(FileNotFoundError), entered(path, within) as (folder, base):
         os.unlink(base / path.name, dir_fd=folder)
 
 
 def list_folder(path: Path, within: Path) -> list[str]:
-    """The names in a folder, sorted; none where it is missing."""
+    """The names in a folder, sorted; none if it does not exist."""
     try:
         with entered(path / "_", within) as (folder, base):
             return sorted(os.listdir(base if folder is None else folder))
@@ -159,7 +160,7 @@ def list_folder(path: Path, within: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _refusing(path: Path, what: str) -> Iterator[None]:
-    """A link, a pipe or a folder in the way is refused with a sentence."""
+    """Turn the error about a link, a pipe or a folder in the way into one sentence."""
     try:
         yield
     except OSError as error:
@@ -169,7 +170,7 @@ def _refusing(path: Path, what: str) -> Iterator[None]:
 
 
 def finite(data: Any, word: Callable[[float], str | None] = lambda number: None) -> Any:
-    """Data for JSON, which has no infinite numbers: null, or a word for them. The PSNR of a perfect image is one."""
+    """Data for JSON, which has no infinite numbers: null, or their names. The PSNR of a perfect image is one."""
     if isinstance(data, dict):
         return {key: finite(value, word) for key, value in data.items()}
     if isinstance(data, list | tuple):

@@ -1,7 +1,7 @@
-"""What a run directory tells about its run, read without torch, finished or not, damaged or not.
+"""The history of a run, read from its directory without torch: finished or not, damaged or not.
 
-``metrics.jsonl`` has a line for each step and ``timings.jsonl`` its time; ``checks.jsonl`` has a line for each look at
-the images that are not trained on. What cannot be read is left out and said so in ``notes``.
+``metrics.jsonl`` has a line for each step and ``timings.jsonl`` its time; ``checks.jsonl`` has a line for each check
+on the images that are not trained on. What cannot be read is left out, with a sentence in ``notes``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bltoolbox.runs.metric import Metric, described
 
 RECIPE_FILE = "resolved.yaml"
 SWEEP_FILE = "sweep.json"
-#: What a sweep keeps besides its cells.
+#: What a sweep contains besides its cells.
 SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
 
 #: The name of a checkpoint, and its number.
 CHECKPOINT_NAME = re.compile(r"state-([0-9]{8,18})\.ckpt")
-#: No run writes numbers beyond this, and axes cannot be drawn for them.
+#: No run writes larger numbers, and axes cannot show them.
 LARGEST = 1e100
 
 #: Which images were restored, and what people call them.
@@ -65,7 +65,7 @@ class CheckRecord:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """A run as its directory tells it."""
+    """A run as recorded in its directory."""
 
     path: Path
     recipe: dict[str, Any]
@@ -76,12 +76,12 @@ class RunHistory:
     checks: list[CheckRecord] = field(repr=False)
     #: What was measured; by the first metric the run chose.
     metrics: tuple[Metric, ...]
-    #: What was damaged or is missing, a sentence each.
+    #: What is damaged or missing, one sentence each.
     notes: list[str]
 
     @classmethod
     def read(cls, path: Path | str) -> RunHistory:
-        """Read a run directory; only what has no ``resolved.yaml`` is none."""
+        """Read a run directory: any folder with a ``resolved.yaml``."""
         path = Path(path)
         if not is_run(path):
             raise UsageError(f"{path} is not a run directory: it has no {RECIPE_FILE}")
@@ -126,7 +126,7 @@ class RunHistory:
 
     @property
     def computations(self) -> float:
-        """Everything the run has spent on training."""
+        """The computations spent on training."""
         spent = [one.computations for one in self.steps] + [one.computations for one in self.checks]
         return max([*spent, _number(self.summary.get("computations")) or 0.0])
 
@@ -156,7 +156,8 @@ class RunHistory:
         return metric.best(value for _, value in self.values(images, metric))
 
     def tested(self, metric: Metric, when: str = "after") -> float | None:
-        """Of the evaluation images with the θ that the run chose, or of what is compared with; None before its end."""
+        """Of the evaluation images with the θ that the run chose, or of what is compared with; None before its
+        end."""
         return _number(self.summary.get(f"{metric.name}_{when}"))
 
     def validated(self, metric: Metric) -> float | None:
@@ -170,12 +171,12 @@ class RunHistory:
         return next((check for check, value in values if not metric.better(level, value)), None)
 
     def check_at(self, computations: float) -> CheckRecord | None:
-        """The last check that was made for that cost or less."""
+        """The last check up to that cost."""
         made = [check for check in self.checks if check.computations <= computations]
         return made[-1] if made else None
 
     def theta_file(self, check: CheckRecord) -> Path:
-        """Where the θ of a check is kept."""
+        """The file with the θ of a check."""
         return self.path / "thetas" / f"{check.step:06d}.safetensors"
 
 
@@ -192,7 +193,7 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
-    """What ``status.json`` says; None if there is none that can be read."""
+    """The content of ``status.json``; None if it cannot be read."""
     try:
         found = read_json(path / "status.json", follow=False)
     except (OSError, ValueError):
@@ -201,7 +202,8 @@ def read_status(path: Path) -> dict[str, Any] | None:
 
 
 def expand(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """Run directories as they are, sweeps as their runs; each once. And a sentence for each cell that is no run yet."""
+    """Run directories as they are, sweeps as their runs; each once. And a sentence for each cell that has no run
+    yet."""
     found: dict[Path, Path] = {}
     notes: list[str] = []
     for path in paths:
@@ -233,12 +235,12 @@ def _cells(path: Path) -> Iterator[Path]:
 
 
 def refuse_paths(file: Path, names: Iterable[str]) -> None:
-    """The cells of a sweep lie in its directory: their names are no paths."""
+    """The cells of a sweep are folders in its directory; their names must not be paths."""
     for name in names:
         if not is_component(name) or name.casefold() in SWEEP_NAMES:
             raise UsageError(
                 f"{file} names a cell {name!r}, which is not the name of a folder in the sweep; correct the"
-                " file or do without this sweep"
+                " file or leave out this sweep"
             )
 
 
@@ -268,7 +270,7 @@ def read_tail(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Glance:
-    """How far a run is that is still going on."""
+    """The progress of a run that is still active."""
 
     step: int = 0
     fraction: float = 0.0
@@ -277,7 +279,7 @@ class Glance:
 
 
 def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
-    """From the ends of its logs alone, so that it can be asked often."""
+    """Reads only the ends of the logs, so it is cheap to call often."""
     metrics, timings = read_tail(path / "metrics.jsonl"), read_tail(path / "timings.jsonl")
     checks = read_tail(path / "checks.jsonl")
     metric = described(*reversed(checks))[0]
@@ -317,7 +319,7 @@ def _parse_lines(lines: Sequence[str], name: str, notes: list[str]) -> list[dict
 
 
 def _by_step(lines: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Lines by their step; of two for the same step the later one counts."""
+    """Lines by their step; the last line of a step wins."""
     return {line["step"]: line for line in lines if isinstance(line.get("step"), int)}
 
 
@@ -336,7 +338,7 @@ def _check(
 
 def _state(path: Path, summary: Mapping[str, Any]) -> str:
     said = str(summary.get("status", "unknown"))
-    # A run that was killed had no time to change what it says.
+    # A killed run could not update its status.
     return "killed" if said == "running" and not is_locked(path) else said
 
 

@@ -1,8 +1,8 @@
 """The names of the files in a run directory, and the list of those that its run has written.
 
-``files.json`` is what ``--overwrite`` goes by: it deletes what the list names, and nothing else. The list may come
-from someone else, so that a name counts only if it is one that a run gives to its files. A folder in the list, written
-with a slash, stands for the files in it that have such names; others that lie in it stay.
+``--overwrite`` deletes what ``files.json`` lists, and nothing else. The list may come from someone else, so a name
+counts only if a run gives such names to its files. A folder in the list, written with a slash, stands for the files
+in it with such names; other files in it are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Manifest:
         write_json(self.folder / MANIFEST, content, within=self.folder)
 
     def files(self) -> tuple[list[Path], list[Path]]:
-        """What is there: the files of the run, and those that only have the names of such files."""
+        """The existing files: those of the run, and those that merely have such names."""
         mine: list[Path] = []
         strays: list[Path] = []
         for name in list_folder(self.folder, self.folder):
@@ -55,7 +55,7 @@ class Manifest:
 
 
 def _read(folder: Path) -> tuple[bool, dict[str, Any]]:
-    """Whether there is a list, and what it holds."""
+    """Whether there is a list, and its content."""
     try:
         content = read_json(folder / MANIFEST, follow=False)
     except OSError:

@@ -1,4 +1,5 @@
-"""Locks: one process at a time writes to a directory. A lock ends with the process that holds it, however it ends."""
+"""Locks: only one process at a time writes to a directory. A lock is released when its process ends, however it
+ends."""
 
 from __future__ import annotations
 
@@ -20,16 +21,16 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-#: Set to 1, it accepts file systems without locks, where two processes may then write to one directory.
+#: Set to 1 to accept file systems without locks, where two processes may write to one directory.
 NO_LOCK = "BLT_NO_LOCK"
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
-#: ``is_locked`` holds a lock for a moment; whoever wants it tries a few times, so many seconds apart.
+#: ``is_locked`` holds a lock briefly, so acquiring one is tried a few times, this many seconds apart.
 _TRIES, _PAUSE = 6, 0.05
 
 
 @contextlib.contextmanager
 def locked(folder: Path, busy: str) -> Iterator[None]:
-    """Hold the lock of a directory; ``busy`` is what to say if another process does."""
+    """Hold the lock of a directory; ``busy`` is the message if another process holds it."""
     with open_regular(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, within=folder) as lock:
         for attempt in range(_TRIES):
             if acquire(lock, folder):
@@ -41,7 +42,7 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
 
 
 def acquire(lock: IO[bytes], folder: Path, *, wait: bool = False) -> bool:
-    """Take the lock of an open file; False if another process holds it. Closing the file gives it back."""
+    """Take the lock of an open file; False if another process holds it. Closing the file releases it."""
     try:
         if fcntl is None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -54,7 +55,7 @@ def acquire(lock: IO[bytes], folder: Path, *, wait: bool = False) -> bool:
         if os.environ.get(NO_LOCK) != "1":
             raise BltError(
                 f"the file system of {folder} has no locks ({error.strerror}), so nothing would keep a second process"
-                f" from writing there; choose a directory elsewhere, or set {NO_LOCK}=1 and see to it yourself"
+                f" from writing there; choose a directory elsewhere, or set {NO_LOCK}=1 and make sure of that yourself"
             ) from error
     return True
 

@@ -1,4 +1,4 @@
-"""Resolved recipes side by side: in which dotted keys do they differ, and how to call each of them. Without torch."""
+"""Resolved recipes compared: the dotted keys in which they differ, and a label for each recipe. Without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from bltoolbox.config.yaml_text import dump_inline
 
 _ABSENT = object()
-#: Keys that are of no consequence for what a run finds.
+#: Keys that do not affect the result of a run.
 IRRELEVANT = ("loggers",)
 
 
@@ -37,9 +37,9 @@ def differing(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells each recipe apart: ``upper_optimizer=isgd, sampler.size=8``; empty where nothing does.
+    """What distinguishes each recipe: ``upper_optimizer=isgd, sampler.size=8``; empty where nothing does.
 
-    Where recipes name different components, the options of a component are told only if they differ between the
+    Where recipes name different components, the options of a component are given only if they differ between the
     recipes that name it.
     """
     flat = [flatten(recipe) for recipe in recipes]
@@ -51,7 +51,7 @@ def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
             if key not in one:
                 continue
             rivals = [other for other in flat if _component(other, key, keys) == _component(one, key, keys)]
-            # Where nobody with the same component has another value, the component's name says it all.
+            # If all recipes with the same component agree, the name of the component suffices.
             if any(not _same(other.get(key, _ABSENT), one[key]) for other in rivals):
                 parts.append(f"{key.removesuffix('.name')}={shown(one[key])}")
         found.append(", ".join(parts))

@@ -1,7 +1,7 @@
-"""How far runs are that go on elsewhere, from their directories alone and without torch.
+"""The progress of runs in other processes, read from their directories without torch.
 
-The logs are read as they grow: each look takes only what is new, and a line that is still being written waits for the
-next look. A log that has become shorter, as a resumed run cuts it, is read anew.
+The logs are read as they grow: each update reads only what is new, and an incomplete line waits for the next update.
+A log that has become shorter, because a resumed run truncated it, is read again from the beginning.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bltoolbox.runs.locks import is_locked
 from bltoolbox.runs.metric import UNDESCRIBED, Metric, described
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-#: The share of the steps that tells the pace from which the rest is estimated.
+#: The share of the last steps from which the remaining time is estimated.
 _RECENT = 0.25
-#: What a look tells of the last step, where it is there.
+#: Figures of the last step that are shown, where available.
 _FIGURES = (
     "batch",
     "step_size",
@@ -48,7 +48,7 @@ class Tail:
         self._rest = b""
 
     def look(self) -> list[dict[str, Any]]:
-        """All whole lines up to now; what cannot be read is left out."""
+        """All complete lines so far; what cannot be read is left out."""
         try:
             with open_file(self.path, follow=False) as log:
                 found = os.fstat(log.fileno())
@@ -73,11 +73,11 @@ class Tail:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at a run."""
+    """The state of a run at one moment."""
 
     path: Path
     name: str
-    #: finished, running, starting, interrupted, killed, failed or unknown; and the sentence that the run left.
+    #: finished, running, starting, interrupted, killed, failed or unknown; and the status that the run recorded.
     state: str
     status: str
     step: int = 0
@@ -145,7 +145,7 @@ class Snapshot:
 
 
 class Watched:
-    """A run directory to look at again and again."""
+    """A run directory that is read repeatedly."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -155,7 +155,7 @@ class Watched:
         self._recipe: tuple[int, dict[str, Any]] | None = None
 
     def look(self) -> Snapshot:
-        # The lock first: a run that ends between two lines of this function is then seen as ended next time.
+        # The lock first: a run that ends during this function is then seen as ended in the next update.
         locked = is_locked(self.path)
         status = read_status(self.path) or {}
         metrics, timings, checks = (log.look() for log in (self.metrics, self.timings, self.checks))
@@ -189,7 +189,7 @@ class Watched:
         )
 
     def recipe(self) -> dict[str, Any]:
-        """Read again only when it has changed, as a resumed run's budget may."""
+        """Read again only when it has changed, e.g. by a resumed run with a larger budget."""
         try:
             changed = (self.path / "resolved.yaml").stat().st_mtime_ns
         except OSError:
@@ -226,14 +226,14 @@ def find(directories: Sequence[Path]) -> list[Path]:
 
 
 def newest(root: Path) -> Path:
-    """The run that was written to last, or the sweep it belongs to while that goes on."""
+    """The run that was written to last, or its sweep while that is active."""
     found = []
     for recipe in root.rglob("resolved.yaml"):
         logs = [recipe.parent / name for name in ("metrics.jsonl", "status.json", "resolved.yaml")]
         times = [log.stat().st_mtime for log in logs if log.exists()]
         found.append((is_locked(recipe.parent), max(times), recipe.parent))
     if not found:
-        raise UsageError(f"there is no run under {root}; say which run directory to watch")
+        raise UsageError(f"no run found under {root}; give the run directory to watch")
     run = max(found)[2]
     return run.parent if (run.parent / SWEEP_FILE).is_file() and is_locked(run.parent) else run
 
@@ -244,7 +244,7 @@ def is_active(directories: Sequence[Path]) -> bool:
 
 
 def sparkline(values: Sequence[float], width: int, *, log: bool = False) -> str:
-    """Values as blocks of eight heights, several of them in one where they are many."""
+    """Values as blocks of eight heights; if there are many, each block combines several."""
     if not values:
         return ""
     heights = [math.log(value) for value in values] if log and min(values) > 0 else list(values)
@@ -289,7 +289,7 @@ def _left(shares: Sequence[float], timings: Sequence[Mapping[str, Any]]) -> floa
 
 
 def _last_line(path: Path) -> str:
-    """What a run said last, without the time."""
+    """The last line of the log, without the time."""
     try:
         lines = read_end(path, 4096, follow=False).decode("utf-8", "replace").splitlines()
     except (OSError, FileRefused):

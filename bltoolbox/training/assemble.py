@@ -1,6 +1,6 @@
 """From a valid recipe to an experiment: components built, checked against each other and against the data.
 
-Nothing is written to disk here, so that a combination that cannot work costs nothing but a sentence.
+Nothing is written to disk here, so an impossible combination costs nothing but a message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @detached()
 def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = ALONE) -> Experiment:
-    """Build everything a recipe names; raises before anything runs if the parts do not fit."""
+    """Build everything a recipe names; raises before anything runs if they do not fit together."""
     registry = registry or load_registry()
     device = pick_device(recipe.device, ranks)
     set_precision(recipe.tf32)
@@ -77,8 +77,8 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     theta = _initial_theta(recipe, problem, train.dtype, device)
     if ranks.first and not (regularizer.convex or _definite(problem, theta, train.shape)):
         log.warning(
-            "regularizer %r is not convex, and operator %r is not known to make up for it: the lower level may have"
-            " several minimisers, and conjugate gradients may meet negative curvature; set strong_convexity in the"
+            "regularizer %r is not convex, and operator %r is not known to compensate: the lower level may have"
+            " several minimisers, and conjugate gradients may encounter negative curvature; set strong_convexity in the"
             " recipe",
             recipe.regularizer.name,
             recipe.operator.name,
@@ -114,7 +114,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
 
 
 def _definite(problem: Variational, theta: Theta, shape: Sequence[int]) -> bool:
-    """Whether the data term, with what the recipe adds, is strongly convex, and how far from convex R is, is known."""
+    """Whether it is known that data term and ``strong_convexity`` together make the lower level convex."""
     least, _ = problem.operator.spectrum(split(theta, "operator"), shape, {})
     definite = (0.0 if least is None else float(least)) + problem.strong_convexity > 0
     return definite and problem.at(theta, shape).prior_convexity is not None
@@ -141,7 +141,7 @@ def _logger(recipe: Recipe, block: Block, registry: Registry) -> Listener:
 
 
 def check_partners(recipe: Recipe, registry: Registry) -> None:
-    """Loading a recipe has checked this; one put together in Python is checked here."""
+    """Checked when a recipe is loaded; recipes built in Python are checked here."""
     misfits = find_misfits(vars(recipe), registry)
     if misfits:
         raise RecipeError([recipe.problem(one.section, one.message) for one in misfits])
@@ -168,7 +168,7 @@ def _samples(
             recipe,
             "validation",
             f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training, since"
-            " images of one photograph stay together; hold fewer out",
+            " images of one photograph stay together; reduce it",
         )
     train = samples(data, "data", "train", training)
     validation = samples(data, "data", "train", held) if held_out else None
@@ -188,7 +188,7 @@ def _samples(
 
 
 def _refuse_overlap(recipe: Recipe, data: Data, evaluation: Data) -> None:
-    """What is reported must not have been trained on."""
+    """Refuse evaluation images that were trained on."""
     both = range(len(data)) if recipe.data == recipe.evaluation else shared(data, evaluation)
     if both:
         example = evaluation.label(both[0])

@@ -1,7 +1,7 @@
 """A reference to beat: a regularizer with one or two parameters, tuned on the training data.
 
-Derivative-free on purpose: coordinate-wise golden-section search needs nothing of what it is compared with. The search
-can be stopped at any iteration, and then keeps the best parameters it has tried.
+Derivative-free on purpose: coordinate-wise golden-section search uses nothing of the method it is compared with. The
+search can be stopped at any iteration, and then keeps the best parameters it has tried.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def tune(
 
 
 class _Search:
-    """Tries parameters, and remembers the best."""
+    """Tries parameters and keeps the best."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _Search:
 
 
 class _Stoppable(LowerSolver):
-    """A solver that gives up in the iteration in which it is told to stop."""
+    """A solver that stops in the iteration in which ``stop`` becomes true."""
 
     def __init__(self, solver: LowerSolver, stop: Callable[[], bool]) -> None:
         self.solver, self.stop = solver, stop

@@ -1,12 +1,12 @@
-"""Checkpoints: files that are either whole or refused, and the folder that holds the last two of them.
+"""Checkpoints: files that are either intact or refused, and the folder with the last two of them.
 
 A file is a line of magic, a line with the SHA-256 of the rest, and a `torch.save` payload that is loaded with
 ``weights_only=True``: nothing in it can execute. A checkpoint is a manifest; the warm starts, which are most of its
-bytes, lie in segments that hold only the rows changed since the checkpoint before. Two checkpoints are kept with all
-segments they need, so that a damaged newest one costs at most the work between the two.
+bytes, are in segments that contain only the rows changed since the previous checkpoint. Two checkpoints are kept with
+all segments they need, so that a damaged newest one costs at most the work between the two.
 
-On several ranks each writes its own segments, and rank 0 the manifest once all are on disk. A segment tells by its name
-which rank of how many wrote it: ranks of the same number read their own, any other number read all and take what
+On several ranks each writes its own segments, and rank 0 the manifest once all are on disk. The name of a segment
+says which rank of how many wrote it: the same number of ranks read their own, any other number read all and take what
 lives with them.
 """
 
@@ -37,20 +37,20 @@ MAGIC = b"bltoolbox checkpoint\n"
 #: Version of the content. A newer one is refused, an older one is read.
 FORMAT = 2
 _KEPT = 2
-#: Characters of the checksum.
+#: Length of the checksum in characters.
 _DIGEST = 64
-#: Segments are rewritten as one when they hold more rows than this many times the rows there are.
+#: Segments are merged when they contain more than this many times the existing rows.
 _SLACK = 3
 
 
-#: Files that belong to a checkpoint: segments, what ranks keep for themselves, and rows on their way into memory.
+#: Files that belong to a checkpoint: segments, data of single ranks, and rows being loaded.
 _PART = re.compile(r"(warm|own)-[0-9]{8,18}(-p[0-9]+)?(-[0-9]+of[0-9]+)?\.ckpt|warm-[a-z0-9_]{8}\.rows")
-#: Stores that older checkpoints knew by another name.
+#: Stores that have another name in older checkpoints.
 _RENAMED = {"adjoints": "memory.adjoint"}
 
 
 class DamagedCheckpoint(BltError):
-    """A checkpoint is truncated, altered or not one at all."""
+    """A file is truncated, altered or not a checkpoint."""
 
 
 def write_checked(path: Path, content: Mapping[str, Any], within: Path | None = None) -> None:
@@ -73,14 +73,14 @@ def read_checked(path: Path) -> dict[str, Any]:
         content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
         reason = str(error).partition("\n")[0]
-        raise DamagedCheckpoint(f"{path.name} holds something that is not plain data ({reason})") from error
+        raise DamagedCheckpoint(f"{path.name} contains something other than plain data ({reason})") from error
     if not isinstance(content, dict):
-        raise DamagedCheckpoint(f"{path.name} holds no checkpoint")
+        raise DamagedCheckpoint(f"{path.name} contains no checkpoint")
     return content
 
 
 def _read_payload(path: Path) -> bytes:
-    """What follows the first two lines, if it is what they say."""
+    """What follows the first two lines, if its checksum is right."""
     try:
         with open_file(path, follow=False) as file:
             head = file.readline(len(MAGIC)), file.readline(_DIGEST + 1)
@@ -100,7 +100,7 @@ def _read_payload(path: Path) -> bytes:
 def _segments(
     changed: Mapping[str, Iterator[tuple[Tensor, Tensor]]],
 ) -> Iterator[tuple[dict[str, dict[str, Tensor]], int]]:
-    """What the files of one checkpoint hold, each small enough for the memory, and the rows in them."""
+    """The content of the files of one checkpoint."""
     parts: dict[str, dict[str, Tensor]] = {}
     count, size = 0, 0
     for name, pieces in changed.items():
@@ -145,9 +145,9 @@ class Checkpoints:
         self.number = 0
 
     def save(self, content: Mapping[str, Any]) -> None:
-        """Write what changed, then the manifest that makes it count, then forget what nobody needs.
+        """Write what changed, then the manifest that makes it valid, then delete what is no longer needed.
 
-        ``content`` is that of rank 0, but for its entry ``own``, which every rank keeps for itself.
+        ``content`` is that of rank 0, except for its entry ``own``, which differs between ranks.
         """
         ranks, number = self.ranks, self.number + 1
         changed = {name: store.changed() for name, store in self.stores.items()}
@@ -184,17 +184,18 @@ class Checkpoints:
         ranks.each("checkpoint, manifest", lambda: self._write(name, manifest) if ranks.first else None)
         self.number, self.segments = number, segments
         for store in self.stores.values():
-            store.settle()
+            store.mark_saved()
         if ranks.first:
             self._prune()
 
     def load(
         self, find_flaw: Callable[[Mapping[str, Any]], str | None] = lambda content: None
     ) -> tuple[dict[str, Any], list[str]]:
-        """The newest usable checkpoint, its warm starts put back, and a sentence for each one that was passed over.
+        """Load the newest usable checkpoint with its warm starts; also returns a sentence for each checkpoint
+        skipped.
 
-        One is usable if it is whole and ``find_flaw`` has nothing to say about its content.
-        The entry ``own`` of its content is a list of what the ranks kept for themselves.
+        A checkpoint is usable if it is intact and ``find_flaw`` finds no flaw in its content.
+        The entry ``own`` of its content is a list with the data of each rank.
         """
         passed: list[str] = []
         names = [path.name for path in reversed(self._manifests())]
@@ -214,8 +215,8 @@ class Checkpoints:
                 self._remove_orphans()
             return attempt.manifest["content"] | {"own": [one for one in attempt.own if one]}, passed
         raise BltError(
-            f"{self.folder} holds no usable checkpoint"
-            + (f": {'; '.join(passed)}" if passed else "; run it anew")
+            f"{self.folder} contains no usable checkpoint"
+            + (f": {'; '.join(passed)}" if passed else "; start the run again with --overwrite")
         )
 
     def _attempt(self, path: Path, find_flaw: Callable[[Mapping[str, Any]], str | None]) -> _Attempt:
@@ -237,7 +238,7 @@ class Checkpoints:
                 for kind, held in read_checked(segment).items():
                     self.stores[_RENAMED.get(kind, kind)].restore(held)
         for store in self.stores.values():
-            store.settle()
+            store.mark_saved()
         self.segments = [(str(segment), int(count)) for segment, count in manifest["segments"]]
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
@@ -252,13 +253,13 @@ class Checkpoints:
         return [self.folder / name for name, _ in manifest["segments"] if self._concerns(name)]
 
     def _concerns(self, name: str) -> bool:
-        """Whether a segment may hold rows of this rank."""
+        """Whether a segment may contain rows of this rank."""
         found = re.search(r"-(\d+)of(\d+)\.ckpt$", name)
         rank, size = (int(found[1]), int(found[2])) if found else (0, 1)
         return size != self.ranks.size or rank == self.ranks.rank
 
     def _read_manifest(self, path: Path) -> dict[str, Any]:
-        """A manifest that has everything ``load`` goes by."""
+        """A manifest with everything that ``load`` needs."""
         manifest = read_checked(path)
         kind, state = manifest.get("format"), manifest.get("content")
         if isinstance(kind, int):
@@ -279,13 +280,13 @@ class Checkpoints:
         return manifest
 
     def _read_own(self, entry: Any) -> Any:
-        """What a rank kept for itself, in the manifest or in a file of its own."""
+        """The data of one rank, in the manifest or in its own file."""
         if isinstance(entry, str):
             if Path(entry).name != entry:
                 raise DamagedCheckpoint(f"{entry} is not in the folder of the checkpoints")
             entry = read_checked(self.folder / entry).get("own")
         if not isinstance(entry, dict | None):
-            raise DamagedCheckpoint("what a rank kept for itself is not plain data")
+            raise DamagedCheckpoint("the data of a rank are not plain data")
         return entry
 
     def _refuse_newer(self, path: Path, kind: int) -> None:
@@ -296,7 +297,7 @@ class Checkpoints:
             )
 
     def _manifests(self) -> list[Path]:
-        """Those of checkpoints, the newest last; whatever else lies here is not ours."""
+        """The files of checkpoints, the newest last; other files are ignored."""
         found = [
             path
             for path in self.folder.glob("state-*.ckpt")

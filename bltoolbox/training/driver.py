@@ -32,7 +32,7 @@ def resume_in(
         keeper = CheckpointKeeper(directory, experiment)
         directory.ranks.each("resuming", directory.claim)
         content, lengths, passed = keeper.load()
-        _tell(directory, listeners, passed)
+        _report(directory, listeners, passed)
         return _run(directory, experiment, keeper, listeners, content, lengths)
 
 
@@ -49,13 +49,13 @@ def _run(
         history: list[dict[str, Any]] = []
         if content is not None and directory.ranks.first:
             history, notes = _history(directory)
-            _tell(directory, [recorder, *listeners], notes)
+            _report(directory, [recorder, *listeners], notes)
         result = experiment.run([recorder, *listeners], keeper, content, history)
     return replace(result, run_dir=directory.path)
 
 
 def _history(directory: RunDirectory) -> tuple[list[dict[str, Any]], list[str]]:
-    """The steps so far; what was damaged meanwhile is missing in the curves, and does not stop the run."""
+    """The steps so far; damaged lines are missing in the curves but do not stop the run."""
     notes: list[str] = []
     lines = read_lines(directory.path / "metrics.jsonl", notes)
     steps = [
@@ -67,7 +67,7 @@ def _history(directory: RunDirectory) -> tuple[list[dict[str, Any]], list[str]]:
     return steps, notes
 
 
-def _tell(directory: RunDirectory, listeners: Sequence[Listener], sentences: Sequence[str]) -> None:
+def _report(directory: RunDirectory, listeners: Sequence[Listener], sentences: Sequence[str]) -> None:
     for sentence in sentences if directory.ranks.first else ():
         for listener in listeners:
             listener.phase(sentence)

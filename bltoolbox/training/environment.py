@@ -1,4 +1,4 @@
-"""What a run needs to be explained later: versions, machine, command and images."""
+"""What explains a run later: versions, machine, command and images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bltoolbox.training.experiment import Experiment
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
-    """What a run needs to be explained later."""
+    """What explains a run later."""
     device = experiment.train.device
     return {
         "recipe": experiment.recipe.name,
@@ -34,7 +34,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
 
 
 def image_sets(experiment: Experiment) -> dict[str, list[Any]]:
-    """How many images there are for what, and a digest that tells when they change."""
+    """The number of images of each split, and a digest that changes with them."""
     sets = {
         "training": experiment.train,
         "validation": experiment.validation,

@@ -1,6 +1,6 @@
-"""The upper loop. Read this file first: everything else hangs on it.
+"""The upper loop. Read this file first.
 
-A step draws a batch, lets the upper-level optimizer ask the oracle about it, and moves θ. Now and then the
+A step draws a batch, lets the upper-level optimizer ask the oracle about it, and moves θ. From time to time the
 held-out images are restored from a cold start; the best θ and the last one are both kept.
 """
 
@@ -42,22 +42,22 @@ log = logging.getLogger(__name__)
 
 BUDGET_SPENT = "budget spent"
 
-#: Failed steps in a row that `on_divergence` recovers from, and what it says then.
+#: Consecutive failed steps that `on_divergence` recovers from, and its messages.
 _FAILURES = 10
 _RECOVERY = {
-    "shrink-step": "back to the θ before, with shorter steps",
-    "skip-batch": "leaving this batch out",
+    "shrink-step": "returning to the previous θ, with shorter steps",
+    "skip-batch": "skipping this batch",
 }
 
 #: The part of `budget.seconds` that is reserved for tuning the baseline.
 _BASELINE = 0.2
 
 _UNUSABLE = "the step leads to a θ that cannot be used"
-#: Steps in a row with a hypergradient of exactly zero after which a run fails.
+#: Consecutive steps with a hypergradient of exactly zero after which a run fails.
 _ZEROS = 10
 _ZERO = (
     "the hypergradient is exactly zero although the loss is not, so θ does not move: the adjoint system was not"
-    " iterated, as its tolerance is above the size of its right-hand side, or θ has no influence on the images; lower"
+    " iterated because its tolerance is above the size of its right-hand side, or θ does not affect the images; lower"
     " upper_optimizer.adjoint_tol, or set upper_optimizer.tol to auto"
 )
 
@@ -90,11 +90,11 @@ class Experiment:
         return self.problem.samples["training"]
 
     def find_flaw(self, theta: Theta, constants: bool = True) -> str | None:
-        """Why θ cannot be used with this recipe, if so."""
+        """Why θ cannot be used with this recipe; None if it can."""
         return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
 
     def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
-        """A θ that is not finite, or makes something infinite, is never taken for a result."""
+        """Refuse a θ that is not finite or makes something infinite."""
         if (flaw := self.find_flaw(theta, constants)) is not None:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
@@ -111,7 +111,7 @@ class Experiment:
     ) -> RunResult:
         """Train, choose between the best and the last θ, evaluate.
 
-        With the ``content`` of a checkpoint (and the log ``history`` up to it) the run goes on from there.
+        With the ``content`` of a checkpoint (and the log ``history`` up to it) the run continues from there.
         """
         run = _Run(self, [*listeners, *self.loggers], keeper)
         if content is not None:
@@ -134,7 +134,7 @@ class _Run:
         self.resumed = False
         #: What interrupted calls have cost, on all ranks.
         self.interrupted = Cost()
-        #: When it began, and how long the checks have taken, which no method is charged for.
+        #: When it began, and the time of the checks, which does not count for any method.
         self.ranks = experiment.oracle.ranks
         self.began = self.ranks.now()
         self.checking = 0.0
@@ -148,17 +148,17 @@ class _Run:
         self.before = dict(experiment.theta)
         self.failures = 0
         self.recoveries = 0
-        #: Whether the disk refused something that the logs should hold: no checkpoint may then claim that they do.
+        #: Whether a log could not be written: no checkpoint may then claim those lines.
         self.unwritten = False
-        #: Steps in a row whose hypergradient was zero without cause.
+        #: Consecutive steps whose hypergradient was zero without cause.
         self.zeros = 0
 
     def run(self) -> RunResult:
         self.experiment.oracle.before_call = self._stop_when_spent
         self.experiment.oracle.after_call = self._checkpoint_if_due
-        self._tell("started", self.experiment)
+        self._notify("started", self.experiment)
         if self.resumed:
-            self._tell("resumed", self.steps)
+            self._notify("resumed", self.steps)
         try:
             self._train()
             seconds = self._seconds()
@@ -167,33 +167,35 @@ class _Run:
         except BaseException as error:
             reason = f"failed: {explain(error)}" if isinstance(error, Exception) else "interrupted"
             together = self.ranks.all_failed(error)
-            # On a full disk, or when a rank is gone, the checkpoints before this one have to do.
+            # On a full disk, or when a rank is gone, the previous checkpoints must suffice.
             with contextlib.suppress(OSError, RankFailed, RankLost):
                 if self.ended is None and together and not self.unwritten:
                     self._note_interrupted()
                     self._checkpoint()
             with contextlib.suppress(OSError):
-                self._tell("aborted", self.theta, reason)
+                self._notify("aborted", self.theta, reason)
             with contextlib.suppress(RankFailed, RankLost):
-                # Nobody leaves before rank 0 has written everything.
+                # All ranks wait until rank 0 has written everything.
                 if together:
                     self.ranks.gather("end")
             raise
-        self._tell("finished", result)
+        self._notify("finished", result)
         return result
 
     def _note_interrupted(self) -> None:
-        """Add up over ranks what the call under way had cost: the ledger is charged when it is repeated."""
+        """Add up over ranks the cost of the interrupted call: the ledger counts it when it is repeated."""
         oracle = self.experiment.oracle
         mine, lost = oracle.interrupted - self.interrupted, Cost()
         for cost in self.ranks.gather("interrupted", asdict(mine)):
             lost = lost + Cost(**cost)
         self.interrupted = oracle.interrupted = self.interrupted + lost
         if lost.computations:
-            self._tell("phase", f"{lost.computations:,} computations of an interrupted call will be repeated")
+            self._notify(
+                "phase", f"{lost.computations:,} computations of an interrupted call will be repeated"
+            )
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything a checkpoint holds but the warm starts: plain data and tensors."""
+        """Everything in a checkpoint but the warm starts: plain data and tensors."""
         return {
             "theta": self.theta,
             "optimizer": self.state,
@@ -217,7 +219,8 @@ class _Run:
         }
 
     def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
-        """Be where ``snapshot`` was taken. A run that ended because its budget was spent goes on if it has grown."""
+        """Restore the state of ``snapshot``. A run that ended because its budget was spent continues if the budget
+        has grown."""
         check_state(content, self.experiment, self.state)
         self.resumed = True
         device = self.experiment.train.device
@@ -276,7 +279,7 @@ class _Run:
             self._check(None)
 
     def _recover(self, error: NumericalError, sampler_state: dict[str, Any]) -> None:
-        """Go on after a step that failed, as the recipe says, or stop."""
+        """Recover from a failed step as the recipe says, or stop."""
         said = f"step {self.steps + 1}: {error}"
         policy = self.experiment.recipe.on_divergence
         self.failures += 1
@@ -290,7 +293,7 @@ class _Run:
         if policy == "shrink-step":
             self.theta = dict(self.before)
             self.state = self.experiment.optimizer.shorten(self.state, 0.5)
-        self._tell("phase", f"{said}; {_RECOVERY[policy]}")
+        self._notify("phase", f"{said}; {_RECOVERY[policy]}")
 
     def _take(self, step: Step, batch: Batch, sampler_state: dict[str, Any]) -> None:
         """Move to the new θ, log the step, check the held-out images when it is time."""
@@ -315,14 +318,14 @@ class _Run:
             if self._check(record):
                 self.ended = "stopped early: no improvement on the validation images"
         self.history.append(record)
-        self._tell("stepped", record, self._seconds(), min(fraction, 1.0))
+        self._notify("stepped", record, self._seconds(), min(fraction, 1.0))
         self._watch_for_zeros(batch)
 
     def _watch_for_zeros(self, batch: Batch) -> None:
-        """Warn when the hypergradient of a step was exactly zero without cause, and stop when it stays so."""
+        """Warn when the hypergradient of a step was exactly zero without cause, and stop if that persists."""
         result = self.experiment.oracle.latest
         if result is None or not any(batch.weights) or result.value.value == 0:
-            return  # an empty draw, or a loss of zero, has no other gradient
+            return  # for an empty batch or a loss of zero this is right
         if any(bool(part.any()) for part in result.gradient.values()):
             self.zeros = 0
             return
@@ -333,7 +336,7 @@ class _Run:
             raise NumericalError(f"steps {self.steps - _ZEROS + 1} to {self.steps}: {_ZERO}")
 
     def _check(self, record: dict[str, Any] | None) -> bool:
-        """Restore the held-out images with the current θ; whether patience is at its end."""
+        """Restore the held-out images with the current θ; returns whether patience is exhausted."""
         began = self.ranks.now()
         experiment, settings = self.experiment, self.experiment.recipe.validation
         self.checked_at = self.steps
@@ -348,7 +351,7 @@ class _Run:
         check = Check(self.steps, experiment.oracle.cost.computations, metric, value, test, better)
         if record is not None:
             record |= {name: value for name, value in check.figures().items() if value is not None}
-        self._tell("checked", check, self.theta)
+        self._notify("checked", check, self.theta)
         self.checking += self.ranks.now() - began
         return settings.patience is not None and self.since_best >= settings.patience
 
@@ -359,7 +362,7 @@ class _Run:
         return self._restore(self.experiment.problem, self.theta, samples).mean()
 
     def _result(self, seconds: float) -> RunResult:
-        """Choose θ and evaluate it beside what it should beat."""
+        """Choose θ and evaluate it together with the initial θ and the baseline."""
         experiment = self.experiment
         theta, chosen = self._choose()
         experiment.require_usable(theta, "the run ends with a θ that cannot be used")
@@ -393,7 +396,7 @@ class _Run:
         if experiment.baseline is None or experiment.evaluation is None:
             return None
         problem, theta = experiment.baseline
-        self._tell("phase", "tuning the baseline")
+        self._notify("phase", "tuning the baseline")
         tuned = tune(
             problem,
             theta,
@@ -405,8 +408,8 @@ class _Run:
         )
         experiment.oracle.charge(Cost(evaluation_iterations=tuned.iterations))
         if not tuned.complete:
-            result = f"its best of {tuned.trials} trials is used" if tuned.trials else "it is left out"
-            self._tell("phase", f"budget.seconds was spent before the baseline was tuned; {result}")
+            result = f"the best of its {tuned.trials} trials is used" if tuned.trials else "it is left out"
+            self._notify("phase", f"budget.seconds was spent before the baseline was tuned; {result}")
         if not tuned.trials:
             return None
         return self._restore(problem, tuned.theta, experiment.evaluation, keep=_PICTURES, every=True)
@@ -419,7 +422,7 @@ class _Run:
     def _evaluate(self, theta: Theta, sentence: str, keep: int = 0) -> Evaluation | None:
         if self.experiment.evaluation is None:
             return None
-        self._tell("phase", sentence)
+        self._notify("phase", sentence)
         return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep, every=True)
 
     def _restore(
@@ -471,7 +474,7 @@ class _Run:
         if self.keeper is not None:
             self.keeper.keep(self.snapshot())
 
-    def _tell(self, event: str, *details: Any) -> None:
+    def _notify(self, event: str, *details: Any) -> None:
         try:
             for listener in self.listeners if self.ranks.first else ():
                 getattr(listener, event)(*details)

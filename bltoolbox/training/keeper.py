@@ -1,4 +1,4 @@
-"""When checkpoints are written, and which of them a run can be resumed from."""
+"""When checkpoints are written, and which one a run is resumed from."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bltoolbox.training.checkpoint import Checkpoints
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.run_dir import RunDirectory
 
-#: At most this share of the time goes into checkpoints, however often they are wanted.
+#: The largest share of the time spent on checkpoints, however often they are requested.
 _SHARE = 0.05
 
 
 class CheckpointKeeper:
-    """The checkpoints of one run, as often as its recipe asks and their share of the time allows."""
+    """The checkpoints of one run, as often as its recipe requests and their share of the time allows."""
 
     def __init__(self, directory: RunDirectory, experiment: Experiment) -> None:
         self.directory = directory
@@ -26,7 +26,7 @@ class CheckpointKeeper:
         self.kept_at = self.ranks.now()
 
     def due(self) -> bool:
-        """Whether a checkpoint is wanted, and the share of time they may take allows one."""
+        """Whether a checkpoint is due and within the share of time allowed."""
         return self.ranks.now() - self.kept_at >= self.every
 
     def keep(self, content: Mapping[str, Any]) -> None:
@@ -40,19 +40,19 @@ class CheckpointKeeper:
             self.every = max(self.wanted, (self.kept_at - began) * (1 - _SHARE) / _SHARE)
 
     def load(self) -> tuple[dict[str, Any], dict[str, int], list[str]]:
-        """The state of the newest usable checkpoint, the lengths of the logs, and why newer ones were passed over."""
+        """The state of the newest usable checkpoint, the lengths of the logs, and why newer ones were skipped."""
         content, passed = self.checkpoints.load(self._flaw)
         return content["run"] | {"own": content["own"]}, content["lengths"], passed
 
     def _flaw(self, content: Mapping[str, Any]) -> str | None:
-        """Why a checkpoint cannot be resumed from, though it is whole."""
+        """Why an intact checkpoint cannot be resumed from; None if it can."""
         run = content["run"]
         best = run.get("best") or (0.0, 0, run.get("theta"))
         if not isinstance(best, list | tuple) or len(best) != 3:
-            return "holds a best θ of another form"
+            return "contains a best θ of another form"
         for theta in (run.get("theta"), run.get("before"), best[2]):
             if not isinstance(theta, Mapping):
-                return "holds no θ"
+                return "contains no θ"
             if (flaw := self.experiment.find_flaw(theta)) is not None:
-                return f"holds a θ that cannot be used: {flaw}"
+                return f"contains an unusable θ: {flaw}"
         return None

@@ -1,4 +1,4 @@
-"""What a run tells, and what it finds: the listeners around an experiment, and its result."""
+"""The listeners around an experiment, and its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Guarded(Listener):
-    """A logger of the recipe: once it fails it is told nothing more, and the run goes on without it."""
+    """A logger of the recipe: after it fails it receives no further events, and the run continues without it."""
 
     def __init__(self, name: str, logger: Listener) -> None:
         self.name, self.logger, self.broken = name, logger, False
@@ -28,7 +28,7 @@ class Guarded(Listener):
         except Exception as error:
             self.broken = True
             logging.getLogger(__name__).warning(
-                "logger %r failed (%s: %s); the run goes on without it",
+                "logger %r failed (%s: %s); the run continues without it",
                 self.name,
                 type(error).__name__,
                 error,
@@ -57,7 +57,7 @@ class Guarded(Listener):
 
 
 class Keeper(Protocol):
-    """Keeps checkpoints: a run directory is one."""
+    """Writes checkpoints; a run directory is one."""
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""

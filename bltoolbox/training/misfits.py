@@ -1,7 +1,7 @@
-"""State that is whole but does not fit: of another recipe, or of another version of a component.
+"""State that is intact but does not fit: from another recipe or another version of a component.
 
-A θ file or a checkpoint may have the right checksum and the wrong content. What can be compared is compared before it
-is used; whatever remains is refused in one sentence when it is used.
+A θ file or a checkpoint may have the right checksum and the wrong content. What can be compared is compared in
+advance; other misfits are reported in one sentence when they occur.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: Mapping[str, Any]) -> None:
-    """Raise ValueError if a checkpoint has not what a run goes on from; ``optimizer`` is the state of a fresh one."""
+    """Raise ValueError if a checkpoint lacks what a run continues from; ``optimizer`` is the state of a fresh one."""
     for key, expected in (("optimizer", optimizer), ("sampler", experiment.sampler_state)):
         if lacking := sorted(set(expected) - set(content[key])):
             raise ValueError(f"the state of the {key} has no {', '.join(lacking)}")
@@ -47,19 +47,19 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
         if not isinstance(content[key], int | float):
             raise ValueError(f"{key} is not a number")
     if not isinstance(content["ended"], str | None):
-        raise ValueError("the reason why the run ended is not a text")
+        raise ValueError("the reason why the run ended is not text")
     for store in (experiment.oracle.solutions,):
         _check_rows(store, tuple(experiment.train.shape))
 
 
 def check_theta(theta: Mapping[str, Any], expected: Theta) -> None:
-    """Raise ValueError if tensors have other names or shapes than expected, or hold no real numbers."""
+    """Raise ValueError if tensors have other names or shapes than expected, or are not real numbers."""
     if other := sorted(set(theta) ^ set(expected)):
         there = "has an unknown tensor" if other[0] in theta else "lacks the tensor"
         raise ValueError(f"θ {there} {other[0]}")
     for name, value in theta.items():
         if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
-            raise ValueError(f"{name} of θ does not hold real numbers")
+            raise ValueError(f"{name} of θ is not real")
         if value.shape != expected[name].shape:
             raise ValueError(f"{name} of θ has shape {list(value.shape)}, not {list(expected[name].shape)}")
 

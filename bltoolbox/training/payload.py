@@ -1,4 +1,4 @@
-"""What a ``torch.save`` payload would become in memory, checked before ``torch.load`` sees it.
+"""What a ``torch.save`` payload would become in memory, checked before ``torch.load`` reads it.
 
 ``weights_only=True`` keeps a payload from executing anything, but not from growing: records may be deflated, and a
 tensor with a stride of zero may show terabytes of one number. That every storage has the bytes of its record is
@@ -40,11 +40,11 @@ _DTYPE = re.compile(r"(?:u?int|b?float|complex|bool)(\d*)\w*")
 
 
 class PayloadError(ValueError):
-    """A payload is not plain data of the size of its file; the sentence says in what way."""
+    """A payload is not plain data of the size of its file; the message says why."""
 
 
 class _Inert:
-    """Stands for an object of plain data: takes whatever it is given and keeps nothing."""
+    """Stands for an object of plain data: accepts anything and keeps nothing."""
 
     __slots__ = ()
 
@@ -114,7 +114,7 @@ class _Inspector(pickle.Unpickler):
         match arguments:
             case (_Numbers() as storage, int(), tuple() as shape, tuple(), *rest):
                 if not all(isinstance(side, int) and side >= 0 for side in shape):
-                    raise PayloadError("a tensor has a shape that is not one")
+                    raise PayloadError("a tensor has an invalid shape")
                 dtype = next((one for one in rest if isinstance(one, _Numbers)), storage)
                 self.shown += math.prod(shape) * dtype.size
                 return _Inert()
@@ -122,7 +122,7 @@ class _Inspector(pickle.Unpickler):
 
 
 def check_payload(payload: bytes) -> None:
-    """Refuse a payload that would take more memory than its bytes can answer for."""
+    """Refuse a payload that would take more memory than its size justifies."""
     try:
         index, records = _directory(payload)
         _check_memo(index)
@@ -130,7 +130,7 @@ def check_payload(payload: bytes) -> None:
         inspector.load()
     except PayloadError:
         raise
-    except Exception as error:  # a damaged archive or pickle makes its reader raise anything
+    except Exception as error:  # readers of damaged archives and pickles raise all kinds of errors
         raise PayloadError(
             f"it is not plain data as torch.save writes it ({type(error).__name__})"
         ) from error
@@ -153,7 +153,7 @@ def _directory(payload: bytes) -> tuple[bytes, dict[str, int]]:
             # torch looks names up without regard to case.
             name = entry.filename.partition("/")[2].lower()
             if name in records:
-                raise PayloadError(f"its record {name} is there twice")
+                raise PayloadError(f"its record {name} occurs twice")
             records[name] = entry.file_size
         if (
             sum(records.values()) > len(payload)

@@ -1,4 +1,4 @@
-"""What happens in a run, written to its directory: steps, checks, θ, status."""
+"""Writes what happens in a run to its directory: steps, checks, θ, status."""
 
 from __future__ import annotations
 

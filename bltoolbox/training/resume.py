@@ -1,4 +1,4 @@
-"""Taking up a run again: the recipe it was started with, of which only the budget may grow."""
+"""Resuming a run with its original recipe, of which only the budget may grow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bltoolbox.training.run_dir import RunDirectory
 
 @dataclass(frozen=True)
 class Reopened:
-    """A run directory with its experiment, or with the ``summary`` of a run that has nothing left to do."""
+    """A run directory with its experiment, or with the ``summary`` of a run that is finished."""
 
     directory: RunDirectory
     experiment: Experiment
@@ -36,9 +36,9 @@ class Reopened:
 def reopen(
     path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks = ALONE
 ) -> Iterator[Reopened]:
-    """Assemble the experiment of a run directory again, which is locked from before its recipe is read."""
+    """Assemble the experiment of a run directory, which is locked before its recipe is read."""
     directory = RunDirectory(path, ranks=ranks)
-    # Before the lock, which would leave a file in a folder that is something else.
+    # Before the lock, which would leave a file in a folder that is not a run directory.
     ranks.each("run directory there", lambda: _refuse_other(path))
     with directory.held():
         assembled = ranks.in_step("reopening", lambda: _assemble(path, overrides, registry, ranks))
@@ -48,7 +48,7 @@ def reopen(
 def _assemble(
     path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks
 ) -> tuple[Experiment, dict[str, Any] | None]:
-    """The experiment, and its summary if nothing is left to do."""
+    """The experiment, and its summary if it is finished."""
     resolved = path / RECIPE_FILE
     open_file(resolved, follow=False).close()  # refuses a link
     _refuse_newer(path)
@@ -71,7 +71,7 @@ def _refuse_other(path: Path) -> None:
 
 
 def _refuse_newer(path: Path) -> None:
-    """A newer version may mean other things by the same words."""
+    """A newer version may give the same words another meaning."""
     written = str(_environment(path).get("bltoolbox", "0"))
     if _version(written) > _version(bltoolbox.__version__):
         raise BltError(
@@ -81,7 +81,7 @@ def _refuse_newer(path: Path) -> None:
 
 
 def _refuse_other_images(path: Path, experiment: Experiment) -> None:
-    """Sampler, warm starts and noise go by the ids of images, which must still mean the same ones."""
+    """Sampler, warm starts and noise refer to images by id, so the images must be the same."""
     before, now = _environment(path).get("images"), image_sets(experiment)
     if not isinstance(before, dict):
         return
@@ -89,15 +89,15 @@ def _refuse_other_images(path: Path, experiment: Experiment) -> None:
         known = before.get(name)
         if isinstance(known, list) and len(known) == 2 and known != [count, digest]:
             was = known[0]
-            change = f"there were {was} and are {count}" if was != count else "some have other names"
+            change = f"there were {was}, now there are {count}" if was != count else "some have other names"
             raise BltError(
-                f"the {name} images are not those {path} was started with: {change}; put them back as they were,"
+                f"the {name} images are not those {path} was started with: {change}; restore them,"
                 " or start a new run"
             )
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    """What env.json holds; nothing if the run stopped before it was written, as nothing is lost by trying then."""
+    """The content of env.json; empty if the run stopped before it was written."""
     try:
         content = read_json(path / "env.json", follow=False)
     except (OSError, ValueError):
@@ -106,7 +106,7 @@ def _environment(path: Path) -> dict[str, Any]:
 
 
 def _given(path: Path) -> str:
-    """The recipe as the user wrote it, kept for people: the run goes by resolved.yaml."""
+    """The recipe as the user wrote it, kept for reference: the run uses resolved.yaml."""
     try:
         return read_text(path / "recipe.yaml", RECIPE, follow=False, errors="replace")
     except (OSError, FileRefused):
@@ -114,7 +114,7 @@ def _given(path: Path) -> str:
 
 
 def _version(text: str) -> Version:
-    """Of what env.json says, which may be anything."""
+    """An entry of env.json, which may contain anything."""
     try:
         return Version(text)
     except InvalidVersion:
@@ -123,16 +123,15 @@ def _version(text: str) -> Version:
 
 def _only_budgets_grow(before: Recipe, after: Recipe) -> None:
     if replace(after, budget=before.budget) != before:
-        raise UsageError("only budgets may change when a run is resumed; start a new run for anything else")
+        raise UsageError("a resumed run may only change its budget; start a new run for anything else")
     for one in fields(Budget):
         old, new = getattr(before.budget, one.name), getattr(after.budget, one.name)
         if old != new and new is not None and (old is None or new < old):
-            raise UsageError(
-                f"budget.{one.name} may only grow when a run is resumed: it is {old or 'unlimited'}"
-            )
+            raise UsageError(f"budget.{one.name} may only grow in a resumed run: it is {old or 'unlimited'}")
 
 
 def _summary(path: Path) -> dict[str, Any] | None:
-    """What a finished run reports; None if it has not finished or does not tell, as the checkpoint knows then."""
+    """The report of a finished run; None if it is unfinished or its status is damaged, since the checkpoint then
+    decides."""
     status = read_status(path) or {}
     return status if status.get("finished") else None

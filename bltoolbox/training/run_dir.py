@@ -1,7 +1,7 @@
-"""A run directory as a place to write to: whose it is, what may be replaced in it, its logs.
+"""A run directory as a place to write to: ownership, replacing an old run, logs.
 
-Files are replaced atomically. Logs are appended; a checkpoint remembers how long they were, and a resumed run cuts them
-there, so that no line is lost or doubled. One process at a time: the directory is locked while a run writes to it.
+Files are replaced atomically. Logs are appended; a checkpoint remembers how long they were, and a resumed run
+truncates them there, so that no line is lost or duplicated. The directory is locked while a run writes to it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fresh_directory(root: Path, name: str) -> Path:
         if not path.exists():
             return path
         path = root / name / f"{stamp}_{count}"
-    raise UsageError(f"{root / name} holds too many runs of this second")
+    raise UsageError(f"{root / name} contains too many runs of this second")
 
 
 class RunDirectory:
@@ -66,26 +66,26 @@ class RunDirectory:
         self.ranks = ranks
         self.logs: dict[str, IO[bytes]] = {}
         self.began = 0.0
-        #: What this run writes besides what every run does, e.g. the trace of a profiler.
+        #: Additional files of this run, e.g. the trace of a profiler.
         self.extra_files: list[str] = []
 
     @contextlib.contextmanager
     def begun(self, recipe: Recipe) -> Iterator[None]:
-        """Make the directory that of a new run, and hold its lock; nothing is deleted before the run can start."""
+        """Set up the directory for a new run and hold its lock; nothing is deleted before the run can start."""
         with contextlib.ExitStack() as stack:
             self.ranks.each("run directory", lambda: self._begin(stack, recipe))
             yield
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock a directory that holds a run, so that nobody changes what is read from it before it is resumed."""
+        """Lock the directory of an existing run, so that nothing changes between reading and resuming it."""
         with contextlib.ExitStack() as stack:
             self.ranks.each("run directory", lambda: self._lock(stack))
             yield
 
     @contextlib.contextmanager
     def logging(self, recipe: Recipe, lengths: Mapping[str, int]) -> Iterator[None]:
-        """Open the logs, cut to ``lengths``; warnings of the toolbox are logged, too."""
+        """Open the logs, truncated to ``lengths``; warnings of the toolbox are logged, too."""
         self.began = time.perf_counter()
         handler = _Warnings(self)
         with contextlib.ExitStack() as stack:
@@ -98,7 +98,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def writing(self, *, resumable: bool = False) -> Iterator[None]:
-        """What the disk refuses is reported in one sentence."""
+        """Report errors of the disk in one sentence."""
         try:
             yield
         except OSError as error:
@@ -118,16 +118,16 @@ class RunDirectory:
             make_folder(self.path / name, within=self.path)
 
     def log(self, sentence: str) -> None:
-        """One line for people."""
+        """Write one line to log.txt."""
         self.append("log.txt", f"{time.perf_counter() - self.began:9.2f} s  {printable(sentence)}")
 
     def append(self, name: str, line: str) -> None:
-        """One line of a log."""
+        """Write one line of a log."""
         self.logs[name].write(line.encode() + b"\n")
         self.logs[name].flush()
 
     def log_lengths(self) -> dict[str, int]:
-        """How long the logs are, with everything in them safe on disk."""
+        """The lengths of the logs, after flushing them to disk."""
         for log in self.logs.values():
             log.flush()
             os.fsync(log.fileno())
@@ -149,7 +149,7 @@ class RunDirectory:
         if not self.ranks.first:
             return
         with self.writing():
-            self._refuse_foreign()  # before a lock is left in a folder that is somebody's
+            self._refuse_foreign()  # before a lock is left in someone's folder
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock(stack)
         with self.writing():
@@ -158,7 +158,7 @@ class RunDirectory:
             self.write_text("recipe.yaml", recipe.text or recipe.to_yaml())
 
     def _refuse_foreign(self) -> list[Path]:
-        """What may be overwritten, as the run there wrote it; a directory that holds anything else is refused."""
+        """What may be overwritten because the earlier run wrote it; a directory with anything else is refused."""
         if not self.path.is_dir():
             if self.path.exists():
                 raise UsageError(f"{self.path} is a file; choose another run directory")
@@ -170,20 +170,20 @@ class RunDirectory:
         manifest = Manifest(self.path)
         if not manifest.there:
             raise UsageError(
-                f"{self.path} is not empty and has no {MANIFEST}, the list of what a run has written, so nothing in it"
+                f"{self.path} is not empty and has no {MANIFEST}, the list of files of a run, so nothing in it"
                 " is overwritten; choose another run directory"
             )
         mine, strays = manifest.files()
         if strays:
             raise UsageError(
-                f"{strays[0]} is not in {MANIFEST}, the list of what the run there has written, so it is not"
+                f"{strays[0]} is not in {MANIFEST}, the list of files of the run, so it is not"
                 " overwritten; move it away or choose another run directory"
             )
         return mine
 
     def _clear(self, files: Sequence[Path]) -> None:
-        """Delete what a run that is overwritten left, so that nothing of it can be taken for this one's."""
-        for folder in {self.path, *(path.parent for path in files)}:  # or it would stop halfway
+        """Delete the files of the overwritten run, so that they cannot be mistaken for those of this one."""
+        for folder in {self.path, *(path.parent for path in files)}:  # or deleting would stop halfway
             probe = folder / ".writable"
             write_bytes(probe, b"", within=self.path)
             remove(probe, within=self.path)
@@ -191,7 +191,7 @@ class RunDirectory:
             remove(path, within=self.path)
 
     def _lock(self, stack: contextlib.ExitStack) -> None:
-        """Rank 0 holds the lock, for all."""
+        """Rank 0 holds the lock for all ranks."""
         if self.ranks.first:
             busy = f"{self.path} is in use by another process; wait for it, or stop it first"
             with self.writing():
@@ -206,11 +206,11 @@ class RunDirectory:
             self.logs[name] = stack.enter_context(append_to(self.path / name, within=self.path))
         for name, log in self.logs.items():
             self._cut(log, self.path / name, lengths.get(name, 0))
-        # Only now, as a larger budget means that there is something to do.
+        # Only now, since the budget may have grown.
         self.write_text("resolved.yaml", recipe.to_yaml())
 
     def _cut(self, log: IO[bytes], path: Path, length: int) -> None:
-        """Let a log end where the checkpoint saw it end, or earlier if it was damaged since; then at a line's end."""
+        """Truncate a log to its length at the checkpoint, or less if it was damaged since, at the end of a line."""
         size = log.seek(0, os.SEEK_END)
         log.truncate(min(length, size))
         end = log.seek(0, os.SEEK_END)
@@ -221,7 +221,7 @@ class RunDirectory:
 
 
 class _Warnings(logging.Handler):
-    """What the toolbox warns of, as lines of log.txt."""
+    """Writes warnings of the toolbox to log.txt."""
 
     def __init__(self, directory: RunDirectory) -> None:
         super().__init__(logging.WARNING)

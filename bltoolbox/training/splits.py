@@ -1,4 +1,4 @@
-"""Which images train, which validate, and that none is on both sides, nor another image of the same photograph."""
+"""Which images are for training and which for validation: all images of a photograph are on the same side."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def hold_out(data: Data, count: int) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def shared(training: Data, other: Data) -> list[int]:
-    """Ids of ``other`` that show what ``training`` shows, as far as both know."""
+    """Ids of ``other`` that share a group with ``training``, as far as groups are known."""
     known = {training.group(i) for i in range(len(training))} - {None}
     return [i for i in range(len(other)) if other.group(i) in known] if known else []

@@ -14,7 +14,7 @@ from bltoolbox.restoration.results import RunResult
 
 
 def print_summary(result: RunResult) -> None:
-    """What the run found, what it cost and where it is, on stdout."""
+    """The result of the run, its cost and its directory, on stdout."""
     console = Console(highlight=False)
     if result.evaluation is not None:
         console.print(_quality_table(result, result.evaluation))
@@ -58,5 +58,5 @@ def _quality_table(result: RunResult, evaluation: Evaluation) -> Table:
 
 
 def _text(words: str) -> Text:
-    """Names and labels as they are: no markup, and nothing that a terminal obeys."""
+    """Names and labels as they are: no markup and no control sequences."""
     return Text(printable(words))

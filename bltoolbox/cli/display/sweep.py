@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a line for each cell while it runs, on stderr, and a table at its end."""
+"""The display of a sweep: one line per cell on stderr while it runs, and a table at the end."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _STYLES = {
     State.KILLED: "red",
     State.FAILED: "red",
 }
-#: Seconds between two looks at the logs of the runs.
+#: Seconds between two readings of the logs.
 _PAUSE = 0.5
 
 
 class Display:
-    """Lines that are redrawn on a terminal; elsewhere a line whenever the state of a cell changes."""
+    """Lines that are redrawn on a terminal; elsewhere one line whenever the state of a cell changes."""
 
     def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True)
@@ -78,7 +78,7 @@ class Display:
         finished = sum(one.state is State.FINISHED for one in cells)
         self.known = {one.name: one.state if one.state is State.FINISHED else State.WAITING for one in cells}
         if finished:
-            self.say(f"{finished} of {len(cells)} cells are finished already")
+            self.say(f"{finished} of {len(cells)} cells are already finished")
 
     def _picture(self, cells: Sequence[Planned]) -> Group:
         counts = {state: sum(one.state is state for one in cells) for state in State}
@@ -100,13 +100,13 @@ class Display:
 
 
 def _important(cells: Sequence[Planned]) -> list[Planned]:
-    """Where not all lines fit: what runs, then what went wrong, then the latest results, then what is next."""
+    """If not all lines fit: running cells first, then failed, finished and waiting ones."""
     order = [State.RUNNING, State.FAILED, State.KILLED, State.INTERRUPTED, State.FINISHED, State.WAITING]
     return sorted(cells, key=lambda one: order.index(one.state))
 
 
 def print_table(facts: Mapping[str, Any]) -> None:
-    """Every cell with its figures, on stdout; then, why some have none."""
+    """Every cell with its figures, on stdout; then why some have none."""
     cells, metric = facts["cells"], Metric(**facts["metric"])
     kinds = {kind: f"{metric.name}_{kind}" for kind in ("validation", "test")}
     headings = [f"{kind} {metric.title}" for kind in kinds]
@@ -141,7 +141,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _mark(best: str | None, cell: Mapping[str, Any], cells: Sequence[Any]) -> str:
-    """The best cell of a column has an asterisk, the others room for one."""
+    """The best cell of a column has an asterisk, the others a space."""
     if len(cells) < 2 or best is None:
         return ""
     return "*" if cell["name"] == best else " "

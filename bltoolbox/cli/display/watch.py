@@ -1,4 +1,4 @@
-"""What ``blt watch`` shows: redrawn on a terminal, a line whenever something happens elsewhere."""
+"""The display of ``blt watch``: redrawn on a terminal; elsewhere one line whenever something happens."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _NAMES = {
 
 
 class WatchDisplay:
-    """On stdout, as it is what was asked for."""
+    """Prints on stdout, since this is the requested data."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
-        self.told: dict[str, tuple[object, ...]] = {}
+        self.shown: dict[str, tuple[object, ...]] = {}
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -57,12 +57,12 @@ class WatchDisplay:
             return
         for one in snapshots:
             news = one.state, one.status, *(len(values) for values in one.quality.values())
-            if self.told.get(str(one.path)) != news:
-                self.told[str(one.path)] = news
+            if self.shown.get(str(one.path)) != news:
+                self.shown[str(one.path)] = news
                 show(line(one))
 
     def end(self, snapshots: Sequence[Snapshot]) -> None:
-        """What stays on the screen."""
+        """Print what remains on the screen."""
         if self.console.is_terminal:
             self.live.stop()
             self.console.print(self.picture(snapshots))
@@ -107,11 +107,11 @@ def one_run(one: Snapshot, width: int) -> Panel:
     inside.add_column(style="dim", justify="right", no_wrap=True)
     inside.add_column()
     spark = max(10, width - 46)
-    told = f"{100 * one.fraction:3.0f} %  {duration(one.seconds)}"
-    told += f", about {duration(one.left)} left" if one.left is not None else ""
-    told += f", {one.phase}" if one.phase else ""
+    progress = f"{100 * one.fraction:3.0f} %  {duration(one.seconds)}"
+    progress += f", about {duration(one.left)} left" if one.left is not None else ""
+    progress += f", {one.phase}" if one.phase else ""
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(total=1.0, completed=one.fraction, width=spark), _text(told))
+    bar.add_row(ProgressBar(total=1.0, completed=one.fraction, width=spark), _text(progress))
     inside.add_row("budget", bar)
     if one.losses:
         inside.add_row("loss", _curve(sparkline(one.losses, spark, log=True), f"{one.loss:.4g}", "blue"))
@@ -133,7 +133,8 @@ def one_run(one: Snapshot, width: int) -> Panel:
         known = [f"{name} {metric.show(value)}" for name, value in one.tested.items()]
         inside.add_row("test images", _text(", ".join(known)))
     title = Text.assemble(
-        (f" {printable(one.name)} ", "bold"), (f"{printable(_said(one))} ", _STYLES.get(one.state, "yellow"))
+        (f" {printable(one.name)} ", "bold"),
+        (f"{printable(_status(one))} ", _STYLES.get(one.state, "yellow")),
     )
     return Panel(inside, title=title, title_align="left", box=box.ROUNDED, width=width, border_style="dim")
 
@@ -160,7 +161,7 @@ def _many(snapshots: Sequence[Snapshot]) -> Table:
 
 
 def _text(words: str, style: str = "") -> Text:
-    """What a run directory says, which may come from someone else."""
+    """Text of a run directory, which may come from someone else."""
     return Text(printable(words), style=style)
 
 
@@ -168,7 +169,7 @@ def _curve(blocks: str, figures: str, style: str) -> Text:
     return Text.assemble((blocks, style), f"  {printable(figures)}")
 
 
-def _said(one: Snapshot) -> str:
+def _status(one: Snapshot) -> str:
     if one.state == "finished":
         return f"finished: {one.status}"
     return one.status if one.status.startswith(one.state) else one.state

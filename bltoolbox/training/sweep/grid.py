@@ -1,6 +1,6 @@
 """A grid of recipes: ``KEY=a,b,c`` on the command line becomes one cell for each combination of values.
 
-A comma separates values unless it stands in brackets, braces or quotes, so that a value may be a list or a whole
+A comma separates values unless it is inside brackets, braces or quotes, so a value may be a list or a whole
 component: ``upper_optimizer={name: isgd, step: 1},maid``. Nothing here needs torch.
 """
 
@@ -18,9 +18,9 @@ from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import UsageError
 from bltoolbox.runs.settings import shown
 
-#: More cells than this are a slip of the keyboard.
+#: More cells than this are assumed to be a mistake.
 MAX_CELLS = 10_000
-#: Longest name of a cell; what is longer is cut and told apart by a checksum.
+#: Longest name of a cell; longer names are shortened and made unique by a checksum.
 MAX_NAME = 80
 
 _OPEN, _CLOSE = "[{", "]}"
@@ -28,7 +28,7 @@ _OPEN, _CLOSE = "[{", "]}"
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid: what distinguishes it, and all overrides of its run."""
+    """One point of the grid: its distinctive values, and all overrides of its run."""
 
     name: str
     settings: dict[str, str]
@@ -50,7 +50,7 @@ class Grid:
         return math.prod(len(found) for found in self.values.values())
 
     def cells(self) -> list[Cell]:
-        """Every combination; the last key varies fastest. Names are unique, whatever the file system thinks of case."""
+        """Every combination; the last key varies fastest. Names are unique, also on file systems that ignore case."""
         varying = self.varying
         labels = short_keys(varying)
         cells: list[Cell] = []
@@ -74,16 +74,16 @@ def parse_grid(arguments: Sequence[str]) -> Grid:
         if not all(key.split(".")):
             raise UsageError(f"{argument!r} is not of the form KEY=a,b,c, e.g. sampler.size=8,16")
         if key in values:
-            raise UsageError(f"{key} is given twice; write all its values behind one '=': {key}=a,b,c")
+            raise UsageError(f"{key} is given twice; write all its values after one '=': {key}=a,b,c")
         values[key] = _values(key, text)
     grid = Grid(values)
     if len(grid) > MAX_CELLS:
-        raise UsageError(f"the grid has {len(grid):,} cells, more than {MAX_CELLS:,}; is that meant?")
+        raise UsageError(f"the grid has {len(grid):,} cells, more than {MAX_CELLS:,}; split the sweep")
     return grid
 
 
 def split_values(text: str) -> list[str]:
-    """Cut at the commas that are in no brackets, braces or quotes."""
+    """Split at commas outside brackets, braces and quotes."""
     parts, depth, quote, begun = [""], 0, "", True
     for letter in text:
         if letter == "," and not depth and not quote:
@@ -109,7 +109,7 @@ def _values(key: str, text: str) -> list[str]:
     if len(found) == 1:
         return [text]
     if not all(found):
-        raise UsageError(f"{key}={text}: there is an empty value; write null if that is meant")
+        raise UsageError(f"{key}={text}: there is an empty value; write null for none")
     seen: dict[str, str] = {}
     for value in found:
         same = repr(_data(value))
@@ -124,13 +124,13 @@ def _as(first: str, again: str) -> str:
 
 
 def _data(value: str) -> Any:
-    """What YAML makes of a value; the text itself where it makes nothing of it, which validation will tell."""
+    """A value as YAML reads it; the text itself if it is not YAML, which validation reports."""
     document = parse(value, Spot("<override>"))
     return value if document.problems else document.data
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Each dotted key by as few of its last words as tell it apart from the others."""
+    """Each dotted key, shortened to its last parts as far as it stays unique."""
     short: dict[str, str] = {}
     for key in keys:
         words = key.split(".")

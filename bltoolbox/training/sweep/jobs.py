@@ -1,6 +1,6 @@
-"""The runs of a sweep: each in a process of its own, a few at a time, so that the end of one does not touch the others.
+"""The runs of a sweep: a few at a time, each in its own process, so that a failure does not affect the others.
 
-A signal to the sweep is passed on to its runs, which write their checkpoints. Runs have sessions of their own: a Ctrl-C
+A signal to the sweep is passed on to its runs, which write their checkpoints. Runs have their own sessions: Ctrl-C
 reaches them once, through the sweep, and they outlive a sweep that is killed; the next one waits for them.
 
 Not by ``concurrent.futures``: one killed worker breaks a whole pool of processes, its workers die with the sweep, and
@@ -31,25 +31,25 @@ from bltoolbox.training.sweep.plan import Planned, State, Sweep
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _THREADS = "OMP_NUM_THREADS"
-#: Seconds between two looks at the processes.
+#: Seconds between two checks of the processes.
 _PAUSE = 0.1
 
 
 class Watcher(Protocol):
-    """Is shown how far the cells are."""
+    """Displays the progress of the cells."""
 
     def show(self, cells: Sequence[Planned]) -> None:
         """Called a few times a second."""
         ...
 
     def say(self, sentence: str) -> None:
-        """Something a person should know."""
+        """Show a message."""
         ...
 
 
 @dataclass
 class _Job:
-    """A cell that is running; ``process`` is None if it is left over from a sweep that was killed."""
+    """A cell that is running; ``process`` is None if an earlier, killed sweep started it."""
 
     one: Planned
     process: subprocess.Popen[bytes] | None
@@ -59,7 +59,7 @@ class _Job:
 
 
 class Jobs:
-    """Runs what a sweep has left to do."""
+    """Runs the remaining cells of a sweep."""
 
     def __init__(self, sweep: Sweep, count: int, plugins: Sequence[Path], watcher: Watcher) -> None:
         self.sweep = sweep
@@ -68,14 +68,14 @@ class Jobs:
         self.watcher = watcher
         self.waiting = [one for one in sweep.cells if one.state is State.WAITING]
         self.running = [_Job(one, None) for one in sweep.cells if one.state is State.RUNNING]
-        #: The signals that came, and how many of them the runs know of.
+        #: The signals received, and how many of them were passed on.
         self.signals: list[int] = []
         self.passed = 0
 
     def run(self) -> int | None:
-        """Until nothing is left or a signal comes; the number of the signal."""
+        """Run until all cells are done or a signal arrives; returns the number of the signal."""
         for job in self.running:
-            self.watcher.say(f"{job.one.name}: still running in a process of its own; waiting for it")
+            self.watcher.say(f"{job.one.name}: still running in another process; waiting for it")
         with self._listening():
             while self.running or (self.waiting and not self.signals):
                 while self.waiting and len(self.running) < self.count and not self.signals:
@@ -84,7 +84,7 @@ class Jobs:
                     self.running.remove(job)
                     self._end(job)
                 self._pass_on()
-                if self.signals:  # nobody can interrupt a process that is not ours
+                if self.signals:  # a process of another sweep cannot be interrupted
                     self.running = [job for job in self.running if job.process is not None]
                 self.watcher.show(self.sweep.cells)
                 time.sleep(_PAUSE)
@@ -96,7 +96,7 @@ class Jobs:
             words = ["resume", str(one.path.absolute())]
         else:
             if kept := self.sweep.set_aside(one):
-                self.watcher.say(f"{one.name}: begun anew; what was there is kept in {kept}")
+                self.watcher.say(f"{one.name}: restarted; the old run is kept in {kept}")
             words = ["run", str(self.sweep.recipe_file.absolute()), *one.cell.overrides]
             words += ["--out", str(one.path.absolute())]
         command = [sys.executable, "-m", "bltoolbox", *words, "--verbose", *self.plugins]
@@ -133,7 +133,7 @@ class Jobs:
             self.signals or code is None or code < 0 or code in (130, 143)
         ):
             one.state, one.code = State.FAILED, 1 if said.startswith("failed") else code
-            one.reason = said.removeprefix("failed: ") if said.startswith("failed") else last_words(one.log)
+            one.reason = said.removeprefix("failed: ") if said.startswith("failed") else last_line_of(one.log)
         elif code is not None and code < 0 and not self.signals:
             one.state, one.reason = State.KILLED, f"killed by {signal.Signals(-code).name}"
         else:
@@ -142,7 +142,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Signals are passed on; whoever cannot wait for the checkpoints signals again, and the runs are killed."""
+        """Pass on signals; a second signal kills the runs without waiting for checkpoints."""
         previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         try:
             yield
@@ -154,25 +154,27 @@ class Jobs:
         self.signals.append(number)
 
     def _pass_on(self) -> None:
-        """Tell the runs, once for the first signal and once for the second."""
+        """Signal the runs, once for the first signal and once for the second."""
         ours = [job.process for job in self.running if job.process is not None]
         if self.passed == 0 and self.signals:
             self.passed = 1
             for process in ours:
                 process.send_signal(self.signals[0])
             if ours:
-                self.watcher.say("interrupting the runs, which write their checkpoints; once more kills them")
+                self.watcher.say(
+                    "interrupting the runs, which write their checkpoints; interrupt again to kill them"
+                )
         if self.passed == 1 and len(self.signals) > 1:
             self.passed = 2
             for process in ours:
                 process.kill()
 
 
-def last_words(log: Path) -> str:
-    """What a process that failed said at last."""
+def last_line_of(log: Path) -> str:
+    """The last line of the output of a failed process."""
     try:
         lines = read_end(log, 2**16, follow=False).decode("utf-8", "replace").splitlines()
     except (OSError, FileRefused):
         lines = []
-    told = [line.strip() for line in lines if line.strip() and "  $ blt " not in line]
-    return told[-1].removeprefix("error: ") if told else "it ended without a word"
+    output = [line.strip() for line in lines if line.strip() and "  $ blt " not in line]
+    return output[-1].removeprefix("error: ") if output else "it exited without output"

@@ -1,8 +1,8 @@
-"""Sweeps on disk: which cells a grid has, what each of them is to run, and how far it is.
+"""Sweeps on disk: the cells of a grid, their recipes and their progress.
 
-A sweep directory holds ``sweep.json`` (the grid), the recipe as it was when the sweep began, a run directory for each
-cell, ``logs/`` with what each run said, and ``set-aside/`` with runs that were begun anew. A cell is known by its
-resolved recipe, so that a grid may grow and be written in another way, but never become another one.
+A sweep directory contains ``sweep.json`` (the grid), the recipe as it was when the sweep began, a run directory for
+each cell, ``logs/`` with the output of each run, and ``set-aside/`` with runs that were restarted. A cell is
+identified by its resolved recipe, so a grid may grow and be written differently, but its cells never change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """How far a cell is."""
+    """The state of a cell."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -45,7 +45,7 @@ class State(StrEnum):
 
 @dataclass
 class Planned:
-    """A cell with its resolved recipe, its place on disk, and how far it is."""
+    """A cell with its resolved recipe, its directory and its state."""
 
     cell: Cell
     recipe: dict[str, Any] = field(repr=False)
@@ -93,7 +93,7 @@ class Plan:
 
 
 def plan(source: str, grid: Grid, registry: Registry) -> Plan:
-    """Load and assemble every cell; what is wrong with any of them is told at once, and nothing is written."""
+    """Load and assemble every cell; reports all problems at once and writes nothing."""
     from bltoolbox.config.recipe import load_recipe
 
     planned: list[Planned] = []
@@ -125,7 +125,7 @@ def plan(source: str, grid: Grid, registry: Registry) -> Plan:
 
 
 def _try_out(recipe: Recipe, registry: Registry) -> None:
-    """Build everything and throw it away; on the CPU, so that a graphics card stays free for the runs."""
+    """Build everything and discard it; on the CPU, so that GPUs stay free for the runs."""
     from bltoolbox.bilevel.device import pick_device
     from bltoolbox.training.assemble import assemble
 
@@ -165,7 +165,7 @@ class Sweep:
         self.plan = plan
         self.registry = registry
         self.cells = plan.cells
-        #: The recipe as it is run: edits to the original do not reach a sweep that has begun.
+        #: The recipe of the runs: later edits to the original do not affect the sweep.
         self.recipe_file = path / f"{plan.name}.yaml"
         self.earlier = self._earlier()
         self._take_up()
@@ -176,7 +176,7 @@ class Sweep:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the directory this sweep's own for as long as it runs."""
+        """Lock the directory for as long as the sweep runs."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with locked(self.path, f"{self.path} is in use by another sweep; wait for it"):
@@ -188,7 +188,7 @@ class Sweep:
             raise BltError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     def save(self) -> None:
-        """Record the grid, and how the last attempt at each cell that failed ended."""
+        """Record the grid and the reasons of failed cells."""
         cells = [
             {
                 "name": one.name,
@@ -208,14 +208,14 @@ class Sweep:
         write_json(self.path / SWEEP_FILE, content, within=self.path)
 
     def resumable(self, one: Planned) -> bool:
-        """Whether a cell can go on from a checkpoint: one that failed would fail there again."""
+        """Whether a cell can be resumed; a failed one would fail again at the same place."""
         said = str((read_status(one.path) or {}).get("status", ""))
         if one.code == 1 or said.startswith("failed"):
             return False
         return is_run(one.path) and has_checkpoint(one.path)
 
     def set_aside(self, one: Planned) -> Path | None:
-        """Make room for a cell that is begun anew; nothing of the old run is lost."""
+        """Make room for a restarted cell; the old run is kept."""
         if not one.path.exists() or not any(one.path.iterdir()):
             return None
         folder = self.path / "set-aside"
@@ -225,7 +225,7 @@ class Sweep:
         return kept
 
     def _look(self, one: Planned) -> None:
-        """How far a cell is, from what it left."""
+        """Read the state of a cell from its directory."""
         if one.path.is_symlink():
             raise UnsafePath(one.path, "is a symbolic link")
         if is_locked(one.path):
@@ -235,7 +235,7 @@ class Sweep:
             return
         history = RunHistory.read(one.path)
         if history.recipe and differing([_no_budget(self._today(history.recipe)), _no_budget(one.recipe)]):
-            raise UsageError(f"{one.path} holds a run of another recipe; choose another directory")
+            raise UsageError(f"{one.path} contains a run of another recipe; choose another directory")
         if history.finished:
             one.state, one.reason, one.code = State.FINISHED, None, None
 
@@ -248,13 +248,15 @@ class Sweep:
             return []
         if not file.is_file():
             if any(one.name not in (LOCK_FILE, "logs") for one in self.path.iterdir()):
-                raise UsageError(f"{self.path} is not empty and holds no sweep; choose another directory")
+                raise UsageError(f"{self.path} is not empty and not a sweep; choose another directory")
             return []
         try:
             cells = read_json(file, follow=False)["cells"]
             recorded = [{**one, "name": str(one["name"]), "recipe": dict(one["recipe"])} for one in cells]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BltError(f"{file} cannot be read, so it is unknown what ran here: {error}") from error
+            raise BltError(
+                f"{file} cannot be read ({error}); restore it, or choose another directory"
+            ) from error
         refuse_paths(file, [one["name"] for one in recorded])
         return recorded
 
@@ -265,7 +267,9 @@ class Sweep:
         for old in self.earlier:
             one = today.pop(_key(self._today(old["recipe"])), None)
             if one is None:
-                raise UsageError(f"{self.path} holds another sweep{self._difference(old)}; choose another -o")
+                raise UsageError(
+                    f"{self.path} contains another sweep{self._difference(old)}; choose another directory with -o"
+                )
             one.cell = replace(one.cell, name=old["name"])
             failed = old.get("failed") or {}
             one.code, one.reason = failed.get("code"), failed.get("reason")
@@ -275,7 +279,7 @@ class Sweep:
             kept.add(one.name.casefold())
 
     def _difference(self, old: Mapping[str, Any]) -> str:
-        """What the cell of the same name, if there is one, has changed."""
+        """How the cell of the same name differs, if there is one."""
         for one in self.cells:
             if one.name == old["name"]:
                 recipes = [self._today(old["recipe"]), one.recipe]
@@ -285,7 +289,7 @@ class Sweep:
         return f": its cell {old['name']} is not in this grid"
 
     def _today(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """A recorded recipe with the settings that have been invented since at their defaults."""
+        """A recorded recipe, with settings that were added later at their defaults."""
         from bltoolbox.config.recipe import recipe_from_dict
 
         try:
@@ -299,5 +303,5 @@ def _key(recipe: Mapping[str, Any]) -> str:
 
 
 def _no_budget(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A single run may have been given more to spend since."""
+    """A recipe without its budget, which a single run may have raised."""
     return {key: value for key, value in recipe.items() if key != "budget"}
