@@ -232,7 +232,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _print_table(outcomes: Sequence[Outcome], metrics: Sequence[ImageMetric]) -> None:
-    from bltoolbox.cli.display.tables import print_rows
+    from bltoolbox.cli.display.tables import number, print_rows
 
     heading = ["picture", "result", "size", "noise·255", "seconds"]
     heading += [heading for metric in metrics for heading in (f"{metric.label} before", metric.label)]
@@ -244,14 +244,10 @@ def _print_table(outcomes: Sequence[Outcome], metrics: Sequence[ImageMetric]) ->
             one.input,
             one.output,
             f"{one.height}×{one.width}",
-            _number(None if one.noise is None else 255 * one.noise, ".1f"),
-            _number(one.seconds, ".1f"),
+            number(None if one.noise is None else 255 * one.noise, ".1f"),
+            number(one.seconds, ".1f"),
         ]
         for metric in metrics:
             row += [metric.number(values[metric.name]) for values in (one.before, one.after)]
         rows.append(row)
     print_rows(rows, left=2)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)

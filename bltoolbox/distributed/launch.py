@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
+from bltoolbox.distributed.signals import collected
 from bltoolbox.errors import UsageError
 
 #: Where the ranks find each other, the pipe that closes with the launcher, and how long ranks wait for each other.
@@ -28,7 +28,6 @@ RENDEZVOUS, LIFELINE, TIMEOUT = "BLT_RENDEZVOUS", "BLT_LIFELINE", "BLT_RANK_TIME
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 #: Its default and maximum in seconds.
 _WAIT, _LONGEST_WAIT = 1800.0, 1e7
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PAUSE = 0.05
 #: The processor time that a container may use: microseconds per period.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -106,7 +105,12 @@ class Launcher:
 
     def run(self) -> int:
         """Wait until all have ended; returns the exit code of the run, 1 if a rank was killed."""
-        with tempfile.TemporaryDirectory(prefix="blt-") as folder, self._listening(), _pipe() as (read, _):
+        with (
+            tempfile.TemporaryDirectory(prefix="blt-") as folder,
+            collected() as self.signals,
+            self._ending(),
+            _pipe() as (read, _),
+        ):
             for rank in range(self.count):
                 command = [sys.executable, "-m", "bltoolbox", *self.words]
                 # Its own session: Ctrl-C reaches a rank once, through this process.
@@ -177,8 +181,8 @@ class Launcher:
         return next((code for code in (*interrupted, *codes) if code), 0)
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+    def _ending(self) -> Iterator[None]:
+        """Nobody is left behind, however this ends."""
         try:
             yield
         finally:
@@ -186,11 +190,6 @@ class Launcher:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.signals.append(number)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -55,13 +55,9 @@ def _raise() -> None:
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Turn the two signals into ``Interrupted`` within this block (main thread only)."""
-    previous = {number: signal.signal(number, _handle) for number in _SIGNALS}
-    _state.pending, _state.allowed = None, False
-    try:
+    with _handlers(_handle):
+        _state.pending, _state.allowed = None, False
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -75,6 +71,28 @@ def allowed() -> Iterator[None]:
         yield
     finally:
         _state.allowed = before
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[int]]:
+    """Note the two signals in a list within this block, for a process that passes them on (main thread only)."""
+    numbers: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        numbers.append(number)
+
+    with _handlers(note):
+        yield numbers
+
+
+@contextlib.contextmanager
+def _handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def end_process() -> None:

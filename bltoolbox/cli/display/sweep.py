@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bltoolbox.cli.common import say
-from bltoolbox.cli.display.tables import print_rows
+from bltoolbox.cli.display.tables import number, print_rows
 from bltoolbox.config.printable import printable
 from bltoolbox.runs.history import glance
 from bltoolbox.runs.metric import Metric
@@ -116,9 +116,9 @@ def print_table(facts: Mapping[str, Any]) -> None:
             (
                 cell["name"],
                 cell["status"],
-                _number(cell["steps"], "d"),
-                _number(cell["computations"], ",d"),
-                _number(cell["seconds"], ".1f"),
+                number(cell["steps"], "d"),
+                number(cell["computations"], ",d"),
+                number(cell["seconds"], ".1f"),
                 *(
                     metric.number(cell.get(key)) + _mark(facts[f"best_{kind}"], cell, cells)
                     for kind, key in kinds.items()
@@ -134,10 +134,6 @@ def print_table(facts: Mapping[str, Any]) -> None:
         f"results in {facts['directory']}"
         + (f"; best: {facts['best']}" if len(cells) > 1 and facts["best"] else "")
     )
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def _mark(best: str | None, cell: Mapping[str, Any], cells: Sequence[Any]) -> str:

@@ -39,3 +39,8 @@ def _draw(rows: Sequence[Sequence[str]], left: int, title: str) -> None:
         # A space at the end keeps numbers aligned with those that have a mark there; rich would cut it off.
         table.add_row(*(Text(f"{cell[:-1]}\xa0" if cell.endswith(" ") else cell) for cell in row))
     Console(highlight=False).print(table)
+
+
+def number(value: float | None, form: str) -> str:
+    """A figure of a table, or a dash where there is none."""
+    return "–" if value is None else format(value, form)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,13 +27,14 @@ from bltoolbox.testing.checks.base import (
     same,
 )
 from bltoolbox.testing.checks.numerics import (
-    batches,
     best_difference,
     best_entries,
     cast,
-    describe_batch,
     fitting_shape,
     parameters,
+    require_batch_independent,
+    require_initial_parameters,
+    require_same,
     shifted,
 )
 from bltoolbox.testing.problems import smooth_images
@@ -164,27 +166,12 @@ def defined(subject: Subject) -> None:
 
 @holds(KIND, "same input, same result")
 def deterministic(subject: Subject) -> None:
-    first, second = everything(trial(subject)), everything(trial(subject))
-    for name, value in first.items():
-        require(
-            same(value, second[name]),
-            f"{name} of the same t, y and θ differed between two components built alike; is something drawn at random?",
-        )
+    require_same(everything(trial(subject)), everything(trial(subject)), "t, y and θ")
 
 
 @holds(KIND, "a sample's result does not depend on its batch")
 def batch_independent(subject: Subject) -> None:
-    one = trial(subject)
-    together = everything(one)
-    for index in batches(COUNT):
-        for name, value in everything(one, index).items():
-            require_close(
-                value,
-                together[name][index],
-                1e-10,
-                f"{name} of {describe_batch(index)} differs from the same in a batch of {COUNT}",
-                "sums and means must leave out the first dimension",
-            )
+    require_batch_independent(partial(everything, trial(subject)), COUNT)
 
 
 @holds(KIND, "float32 and float64 are kept")
@@ -319,17 +306,8 @@ def _theta_agrees(
 
 @holds(KIND, "initial parameters are float64 and depend on the generator alone")
 def initial_parameters(subject: Subject) -> None:
-    first, second = subject(), subject()
-    shape = fitting_shape(first)
-    theta, again = (term.init_params(shape, keyed_generator("θ", 0)) for term in (first, second))
-    for name, value in theta.items():
-        good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
-        require(good, f"init_params must give float64 CPU tensors, but {name!r} is none")
-        require(bool(torch.isfinite(value).all()), f"init_params gives NaN or infinity in {name!r}")
-    require(
-        same(theta, again),
-        "init_params called twice with equal generators gave different θ; draw only from the generator it is given",
-    )
+    first = subject()
+    theta = require_initial_parameters(first, subject())
     require(same(first.project(theta), theta), "project changes the initial θ, which must be admissible")
 
 

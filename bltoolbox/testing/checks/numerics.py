@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,15 @@ from torch import Tensor
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import Parametric
 from bltoolbox.bilevel.tensors import dot, expand, keyed_generator, norm
-from bltoolbox.testing.checks.base import ConformanceFailure, NotApplicable, fail, normal, require
+from bltoolbox.testing.checks.base import (
+    ConformanceFailure,
+    NotApplicable,
+    fail,
+    normal,
+    require,
+    require_close,
+    same,
+)
 from bltoolbox.testing.problems import smooth_images
 
 #: Images to try, (C, H, W), the first that a component's ``check`` accepts: not square, for what mixes up the two.
@@ -171,3 +179,46 @@ def require_check_speaks(component: Parametric, use: Callable[[Sequence[int]], T
             )
         finite = bool(torch.isfinite(value).all())
         require(finite, f"check accepts images of {size}, but {what} is not finite there")
+
+
+def require_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], given: str) -> None:
+    """Two components built alike give the same of the same ``given``."""
+    for name, value in first.items():
+        require(
+            same(value, second[name]),
+            f"{name} of the same {given} differed between two components built alike; is something drawn at random?",
+        )
+
+
+def require_batch_independent(results: Callable[[Tensor | None], Mapping[str, Tensor]], count: int) -> None:
+    """``results`` of some of ``count`` samples are those of the same in the whole batch."""
+    together = results(None)
+    for index in batches(count):
+        for name, value in results(index).items():
+            require_close(
+                value,
+                together[name][index],
+                1e-10,
+                f"{name} of {describe_batch(index)} differs from the same in a batch of {count}",
+                "sums and means must leave out the first dimension",
+            )
+
+
+def require_initial_parameters(first: Parametric, second: Parametric) -> dict[str, Tensor]:
+    """Two components built alike begin with the same finite float64 θ, if their generators are equal."""
+    shape = fitting_shape(first)
+    theta, again = (one.init_params(shape, keyed_generator("θ", 0)) for one in (first, second))
+    for name, value in theta.items():
+        good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
+        kind = (
+            f"{str(value.dtype)[6:]} on {value.device}"
+            if isinstance(value, Tensor)
+            else f"a {type(value).__name__}"
+        )
+        require(good, f"init_params must give float64 CPU tensors, but {name!r} is {kind}")
+        require(bool(torch.isfinite(value).all()), f"init_params gives NaN or infinity in {name!r}")
+    require(
+        same(theta, again),
+        "init_params called twice with equal generators gave different θ; draw only from the generator it is given",
+    )
+    return theta

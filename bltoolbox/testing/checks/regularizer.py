@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,17 +21,16 @@ from bltoolbox.testing.checks.base import (
     require,
     require_close,
     require_like,
-    same,
 )
 from bltoolbox.testing.checks.numerics import (
-    batches,
     best_difference,
     cast,
     derivative_fails,
-    describe_batch,
     fitting_shape,
     noisy_images,
     parameters,
+    require_batch_independent,
+    require_same,
     shifted,
 )
 
@@ -86,27 +86,12 @@ def energy_shape(subject: Subject) -> None:
 
 @holds(KIND, "same input, same result")
 def deterministic(subject: Subject) -> None:
-    first, second = everything(trial(subject)), everything(trial(subject))
-    for name, value in first.items():
-        require(
-            same(value, second[name]),
-            f"{name} of the same x and θ differed between two components built alike; is something drawn at random?",
-        )
+    require_same(everything(trial(subject)), everything(trial(subject)), "x and θ")
 
 
 @holds(KIND, "a sample's result does not depend on its batch")
 def batch_independent(subject: Subject) -> None:
-    one = trial(subject)
-    together = everything(one)
-    for index in batches(COUNT):
-        for name, value in everything(one, index).items():
-            require_close(
-                value,
-                together[name][index],
-                1e-10,
-                f"{name} of {describe_batch(index)} differs from the same in a batch of {COUNT}",
-                "sums and means must leave out the first dimension",
-            )
+    require_batch_independent(partial(everything, trial(subject)), COUNT)
 
 
 @holds(KIND, "float32 and float64 are kept")

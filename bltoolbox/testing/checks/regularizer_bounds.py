@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import dot, keyed_generator
-from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close, same
+from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close
 from bltoolbox.testing.checks.numerics import (
     extreme_eigenvalues,
-    fitting_shape,
     noisy_images,
     require_check_speaks,
+    require_initial_parameters,
 )
 from bltoolbox.testing.checks.regularizer import COUNT, KIND, Trial, trial
 
@@ -24,17 +23,7 @@ NOISE = (1e-2, 0.1, 1.0, 10.0)
 
 @holds(KIND, "initial parameters are float64 and depend on the generator alone")
 def initial_parameters(subject: Subject) -> None:
-    first = subject()
-    shape = fitting_shape(first)
-    theta, again = (one.init_params(shape, keyed_generator("θ", 0)) for one in (first, subject()))
-    for name, value in theta.items():
-        good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
-        require(good, f"init_params must give float64 CPU tensors, but {name!r} is {_shown(value)}")
-        require(bool(torch.isfinite(value).all()), f"init_params gives NaN or infinity in {name!r}")
-    require(
-        same(theta, again),
-        "init_params called twice with equal generators gave different θ; draw only from the generator it is given",
-    )
+    require_initial_parameters(subject(), subject())
 
 
 @holds(KIND, "convex along segments")
@@ -221,9 +210,3 @@ def _same_theta(found: Theta, expected: Theta, what: str, cause: str) -> None:
 
 def _inner(a: Theta, b: Theta) -> float:
     return float(sum((a[name] * b[name]).sum() for name in a))
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype)[6:]} on {value.device}"
-    return f"a {type(value).__name__}"

@@ -9,27 +9,25 @@ a pool of threads would only wait for the same processes, which still have to be
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from bltoolbox.config.reading import FileRefused, read_end
 from bltoolbox.distributed.launch import processors
+from bltoolbox.distributed.signals import collected
 from bltoolbox.runs.files import append_to
 from bltoolbox.runs.history import RunHistory, is_run, read_status
 from bltoolbox.runs.locks import is_locked
 from bltoolbox.training.sweep.plan import Planned, State, Sweep
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _THREADS = "OMP_NUM_THREADS"
 #: Seconds between two checks of the processes.
 _PAUSE = 0.1
@@ -76,7 +74,7 @@ class Jobs:
         """Run until all cells are done or a signal arrives; returns the number of the signal."""
         for job in self.running:
             self.watcher.say(f"{job.one.name}: still running in another process; waiting for it")
-        with self._listening():
+        with collected() as self.signals:
             while self.running or (self.waiting and not self.signals):
                 while self.waiting and len(self.running) < self.count and not self.signals:
                     self._start(self.waiting.pop(0))
@@ -140,21 +138,8 @@ class Jobs:
             one.state, one.reason = State.INTERRUPTED, "interrupted"
         self.sweep.save()
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Pass on signals; a second signal kills the runs without waiting for checkpoints."""
-        previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.signals.append(number)
-
     def _pass_on(self) -> None:
-        """Signal the runs, once for the first signal and once for the second."""
+        """Pass on the first signal; a second one kills the runs without waiting for checkpoints."""
         ours = [job.process for job in self.running if job.process is not None]
         if self.passed == 0 and self.signals:
             self.passed = 1

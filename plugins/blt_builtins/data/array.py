@@ -24,6 +24,7 @@ from torch import Tensor
 from blt_builtins.data.files import real_path
 from blt_builtins.data.groups import read_groups
 from blt_builtins.data.mapped import Mapped
+from blt_builtins.data.ranges import check_ids, check_range
 from bltoolbox.plugin import ARRAY_IMAGES, PIXELS, Data, map_array
 
 
@@ -49,12 +50,7 @@ class Array(Data):
     ) -> None:
         images = _open(path)
         total, height, width = images.shape[:3]
-        wanted = offset + (1 if count is None else count)
-        if wanted > total:
-            raise ValueError(
-                f"{path} holds {total} images, but offset {offset}"
-                f"{'' if count is None else f' and count {count}'} ask for at least {wanted}"
-            )
+        check_range(f"{path} holds {total} images", total, offset, count)
         if crop is not None and crop > min(height, width):
             raise ValueError(
                 f"crop {crop} is larger than the {height}×{width} images of {path}; "
@@ -79,9 +75,7 @@ class Array(Data):
         return self.count
 
     def clean(self, ids: Sequence[int]) -> Tensor:
-        index = np.asarray(ids, dtype=np.int64)
-        if ((index < 0) | (index >= self.count)).any():
-            raise IndexError(f"ids must be in 0 … {self.count - 1}")
+        index = check_ids(ids, self.count)
         images = self._images.take(index + self.offset)
         if self.crop is not None:
             top, left = ((side - self.crop) // 2 for side in images.shape[1:3])

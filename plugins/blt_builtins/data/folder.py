@@ -27,6 +27,7 @@ from PIL import Image
 from torch import Tensor
 
 from blt_builtins.data.files import ImageFiles, real_path
+from blt_builtins.data.ranges import check_range
 from bltoolbox.plugin import SUFFIXES, Data
 
 #: Images, too, but of kinds that are not read: worth a word rather than silence.
@@ -83,12 +84,7 @@ class Folder(Data):
         names = sorted(_names(folder))
         if not names:
             raise ValueError(f"there are no image files in {path} or its subfolders")
-        wanted = offset + (1 if count is None else count)
-        if wanted > len(names):
-            raise ValueError(
-                f"{path} holds {len(names)} image files, but offset {offset}"
-                f"{'' if count is None else f' and count {count}'} ask for at least {wanted}"
-            )
+        check_range(f"{path} holds {len(names)} image files", len(names), offset, count)
         self.path = path
         end = None if count is None else offset + count
         self._files = ImageFiles(folder, names[offset:end], resize=resize, crop=crop)

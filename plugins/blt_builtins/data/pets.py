@@ -24,6 +24,7 @@ from torch import Tensor
 
 from blt_builtins.data.download import fetch
 from blt_builtins.data.files import ImageFiles
+from blt_builtins.data.ranges import check_range
 from blt_builtins.data.vision import torchvision_datasets
 from bltoolbox.plugin import Data, MissingError, cache_folder
 
@@ -58,12 +59,7 @@ class OxfordPets(Data):
     ) -> None:
         root = Path(path).expanduser() if path is not None else cache_folder() / "torchvision"
         names = _listed(root, split, download)
-        wanted = offset + (1 if count is None else count)
-        if wanted > len(names):
-            raise ValueError(
-                f"{split} has {len(names)} photographs, but offset {offset}"
-                f"{'' if count is None else f' and count {count}'} ask for at least {wanted}"
-            )
+        check_range(f"{split} has {len(names)} photographs", len(names), offset, count)
         end = None if count is None else offset + count
         self.split = split
         self._files = ImageFiles(root / BASE / "images", names[offset:end], channels=3, **{fit: size})

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from blt_builtins.data.download import fetch
 from blt_builtins.data.mapped import Mapped
+from blt_builtins.data.ranges import check_ids, check_range
 from blt_builtins.data.vision import torchvision_datasets
 from bltoolbox.plugin import Data, MissingError, cache_folder
 
@@ -77,12 +78,7 @@ class STL10(Data):
         total, rest = divmod(size, int(np.prod(SHAPE)))
         if rest or not total:
             raise ValueError(f"{file} has {size} bytes, which is no whole number of 96×96 colour images")
-        wanted = offset + (1 if count is None else count)
-        if wanted > total:
-            raise ValueError(
-                f"{split} has {total} images, but offset {offset}"
-                f"{'' if count is None else f' and count {count}'} ask for at least {wanted}"
-            )
+        check_range(f"{split} has {total} images", total, offset, count)
         self.split = split
         self.count = total - offset if count is None else count
         self.offset = offset
@@ -102,9 +98,7 @@ class STL10(Data):
         return self.count
 
     def clean(self, ids: Sequence[int]) -> Tensor:
-        index = np.asarray(ids, dtype=np.int64)
-        if ((index < 0) | (index >= self.count)).any():
-            raise IndexError(f"ids must be in 0 … {self.count - 1}")
+        index = check_ids(ids, self.count)
         images = np.ascontiguousarray(self._images.take(index + self.offset))
         return torch.from_numpy(images).float() / 255
 

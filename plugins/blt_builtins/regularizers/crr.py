@@ -35,7 +35,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_builtins.regularizers.filters import Boundary, FilterBank, norm_bound
+from blt_builtins.regularizers.filters import Boundary, FilterBank, FilterHessian, norm_bound, too_large
 from blt_builtins.regularizers.foe import difference_kernels
 from bltoolbox.plugin import Potentials, Regularizer, Theta
 
@@ -93,12 +93,7 @@ class ConvexRidge(Regularizer):
         }
 
     def check(self, shape: Sequence[int]) -> str | None:
-        if min(shape[1:]) < self.kernel_size:
-            return (
-                f"kernel_size {self.kernel_size} is larger than the {shape[1]}×{shape[2]} images;"
-                f" use a kernel_size of at most {min(shape[1:])} or larger images"
-            )
-        return None
+        return too_large(self.kernel_size, shape)
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return self._spline(theta).potential(self._bank(theta).correlate(x)).sum((1, 2, 3))
@@ -110,7 +105,7 @@ class ConvexRidge(Regularizer):
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
         bank = self._bank(theta)
         curvature = self._spline(theta).curvature(bank.correlate(x))
-        return _Hessian(bank, tuple(x.shape[1:]), curvature)
+        return FilterHessian(bank, tuple(x.shape[1:]), curvature)
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         t, t_q = self._bank(theta).correlate(torch.cat([x, q])).chunk(2)
@@ -197,21 +192,6 @@ class Spline:
         interval = (t.detach() / self.spacing).floor().clamp(-middle, middle - 1)
         inner = torch.where(interval < 0, interval + 1, interval) * self.spacing
         return interval.long() + middle, t - inner
-
-
-@dataclass(frozen=True)
-class _Hessian:
-    """v ↦ Σ_j C_jᵀ[ψ_j''(C_j x) ⊙ C_j v], the curvature kept."""
-
-    bank: FilterBank
-    shape: tuple[int, ...]
-    curvature: Tensor
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return self.bank.adjoint(self.bank.correlate(v) * self.curvature, self.shape)
-
-    def take(self, index: Tensor) -> _Hessian:
-        return _Hessian(self.bank, self.shape, self.curvature[index])
 
 
 def _outwards(increments: Tensor) -> Tensor:

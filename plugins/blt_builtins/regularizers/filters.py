@@ -91,6 +91,32 @@ class FilterBank:
         return image_layout(phases.flatten(0, 2))
 
 
+@dataclass(frozen=True)
+class FilterHessian:
+    """v ↦ Σ_j C_jᵀ[ψ_j''(C_j x) ⊙ C_j v], the curvature kept."""
+
+    bank: FilterBank
+    shape: tuple[int, ...]
+    curvature: Tensor
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.bank.adjoint(self.bank.correlate(v).mul_(self.curvature), self.shape)
+
+    def take(self, index: Tensor) -> FilterHessian:
+        """The Hessian of some of the samples."""
+        return FilterHessian(self.bank, self.shape, self.curvature[index])
+
+
+def too_large(kernel_size: int, shape: Sequence[int]) -> str | None:
+    """A sentence when the kernels do not fit into images of ``shape``."""
+    if min(shape[1:]) >= kernel_size:
+        return None
+    return (
+        f"kernel_size {kernel_size} is larger than the {shape[1]}×{shape[2]} images;"
+        f" use a kernel_size of at most {min(shape[1:])} or larger images"
+    )
+
+
 def extend(x: Tensor, size: int, boundary: Boundary) -> Tensor:
     """E x: room for a kernel of ``size`` centred on every pixel (nothing to do for `valid`)."""
     if boundary == "valid":

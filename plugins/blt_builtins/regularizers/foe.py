@@ -36,9 +36,11 @@ from blt_builtins.regularizers.certificates import Bank, bank_constants
 from blt_builtins.regularizers.filters import (
     Boundary,
     FilterBank,
+    FilterHessian,
     correlation_gradients,
     extend,
     norm_bound,
+    too_large,
 )
 from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta
 
@@ -101,12 +103,7 @@ class FieldOfExperts(Regularizer):
         return stored if self.basis == "pixel" else _from_basis(stored * _scales(stored))
 
     def check(self, shape: Sequence[int]) -> str | None:
-        if min(shape[1:]) < self.kernel_size:
-            return (
-                f"kernel_size {self.kernel_size} is larger than the {shape[1]}×{shape[2]} images;"
-                f" use a kernel_size of at most {min(shape[1:])} or larger images"
-            )
-        return None
+        return too_large(self.kernel_size, shape)
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         form = self._form(theta)
@@ -119,7 +116,7 @@ class FieldOfExperts(Regularizer):
 
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
         form = self._form(theta)
-        return _Hessian(form.bank, tuple(x.shape[1:]), form.of.curvature(form.bank.correlate(x)))
+        return FilterHessian(form.bank, tuple(x.shape[1:]), form.of.curvature(form.bank.correlate(x)))
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         form = self._form(theta)
@@ -284,21 +281,6 @@ class Prepared(dict[str, Tensor]):
     def __init__(self, theta: Theta, form: NormalForm) -> None:
         super().__init__(theta)
         self.form = form
-
-
-@dataclass(frozen=True)
-class _Hessian:
-    """v ↦ Σ_j C_jᵀ[φ''(C_j x) ⊙ C_j v], the curvature kept."""
-
-    bank: FilterBank
-    shape: tuple[int, ...]
-    curvature: Tensor
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return self.bank.adjoint(self.bank.correlate(v).mul_(self.curvature), self.shape)
-
-    def take(self, index: Tensor) -> _Hessian:
-        return _Hessian(self.bank, self.shape, self.curvature[index])
 
 
 def cosine_kernels(filters: int, channels: int, size: int) -> Tensor:

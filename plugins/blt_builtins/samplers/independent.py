@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Gt
 
+from blt_builtins.samplers.sizes import refuse_large
 from bltoolbox.plugin import Batch, Sampler, keyed_generator
 
 
@@ -31,10 +32,7 @@ class Independent(Sampler):
         self.size = size
 
     def init(self, m: int, seed: int) -> dict[str, Any]:
-        if self.size > m:
-            raise ValueError(
-                f"size {self.size:g} is larger than the {m} training samples; use a size of at most {m}"
-            )
+        refuse_large(self.size, m)
         return {"m": m, "seed": seed, "draw": 0}
 
     def next(self, state: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
