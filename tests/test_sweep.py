@@ -311,7 +311,7 @@ def test_a_cell_that_fails_does_not_stop_the_others_and_is_begun_anew(here: Call
     failed, fine = facts["cells"]
     assert facts["best"] == facts["best_test"] == fine["name"]
     assert (failed["status"], fine["status"]) == ("failed", "finished")
-    assert "NaN" in failed["reason"]
+    assert "not finite" in failed["reason"]
     assert Path(failed["log"]).read_text().count("$ blt run") == 1
     (tmp_path / "out" / "step=1e+30" / "mine.txt").write_text("mine")
     done = here("sweep", *words)
@@ -395,7 +395,7 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_goes_on(number: signal.Sign
         os.kill(child, signal.SIGCONT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "Traceback" not in err and "goes on" in err
+    assert "Traceback" not in err and "to continue, repeat the command" in err
     assert [line.split()[1] for line in out.splitlines()[1:]] == ["interrupted", "interrupted", "waiting"]
     assert not (tmp_path / "out" / "seed=2").exists()
     for name in ("seed=0", "seed=1"):
