@@ -41,8 +41,9 @@ from bltoolbox.restoration.npy import map_array
 from bltoolbox.restoration.pictures.files import read_picture
 from bltoolbox.restoration.pictures.images import ImageError, read_header
 from bltoolbox.restoration.pictures.kernels import parse_kernel
-from bltoolbox.runs.history import RunHistory, is_locked, read_status
-from bltoolbox.runs.watch import Tail
+from bltoolbox.runs.history import RunHistory
+from bltoolbox.runs.locks import is_locked
+from bltoolbox.runs.logs import Tail, read_status
 from bltoolbox.training.checkpoint import MAGIC, DamagedCheckpoint, read_checked, write_checked
 from bltoolbox.training.payload import PayloadError, check_payload
 
@@ -51,7 +52,10 @@ TERABYTE = 2**40
 MASK = "from blt_builtins.operators.arrays import read_mask"
 KERNEL = "from bltoolbox.restoration.pictures.kernels import parse_kernel"
 PICTURE = "from pathlib import Path; from bltoolbox.restoration.pictures.files import read_picture"
-HISTORY = "from pathlib import Path; from bltoolbox.runs.history import RunHistory, read_status"
+HISTORY = (
+    "from pathlib import Path; from bltoolbox.runs.history import RunHistory; "
+    "from bltoolbox.runs.logs import read_status"
+)
 
 
 def refused(imports: str, call: str) -> str:

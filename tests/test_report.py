@@ -23,7 +23,8 @@ from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox import load_recipe, run
 from bltoolbox.cli import main
-from bltoolbox.reports.html.build import REPORT_FILE, write_report
+from bltoolbox.config.names import REPORT_FILE
+from bltoolbox.reports.html.build import write_report
 from bltoolbox.reports.html.curves import POINTS, curves
 from bltoolbox.reports.html.facts import duration, gather
 from bltoolbox.reports.html.pictures import encode_png, read_scenes
@@ -153,7 +154,7 @@ def test_the_page_of_a_run_is_cheap(trained: Path, tmp_path: Path) -> None:
     log = (trained / "log.txt").read_text().splitlines()
     assert "finished" in log[-1]
     assert (trained / REPORT_FILE).stat().st_size < 2_000_000
-    index = read_scenes(RunHistory.read(trained))
+    index = read_scenes(trained)
     assert [one.label for one in index] == ["#0", "#1", "#2", "#3"]
     assert index[0].variants[-1].png.startswith(b"\x89PNG")
 
@@ -284,7 +285,7 @@ def test_an_index_of_pictures_cannot_name_other_files(trained: Path, tmp_path: P
     index = json.loads((evil / "images" / "evaluation.json").read_text())
     index[0]["variants"][0]["file"] = "../env.json"
     (evil / "images" / "evaluation.json").write_text(json.dumps(index))
-    assert read_scenes(RunHistory.read(evil)) == []
+    assert read_scenes(evil) == []
 
 
 def test_nothing_of_a_run_becomes_part_of_the_page(trained: Path, here: Call, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from browser import Page, browser, find_browser
 from test_report import TINY
 
 from bltoolbox import load_recipe, run
-from bltoolbox.reports.html.build import REPORT_FILE, write_report
+from bltoolbox.config.names import REPORT_FILE
+from bltoolbox.reports.html.build import write_report
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium is installed (chromium, google-chrome)"

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from bltoolbox.config.names import EXTRA_FILES, FILES, FOLDERS, GIVEN_FILE, MANIFEST, PICTURES, SWEEP_FILE
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bltoolbox"
 BUILT_INS = ROOT / "plugins" / "blt_builtins"
@@ -213,3 +215,23 @@ def test_the_documented_rules_are_these() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
     assert {name: set(re.findall(r"`(\w+)`", allowed)) for name, allowed in rows} == MAY_IMPORT
+
+
+def test_names_of_files_stand_in_one_place() -> None:
+    """``recipe.yaml`` is also what the folder of a new plugin has, so it may be written there."""
+    names = {*FILES, *EXTRA_FILES, *FOLDERS, SWEEP_FILE, MANIFEST} - {GIVEN_FILE, PICTURES}
+    wrong = []
+    for module, path in MODULES.items():
+        if module == "bltoolbox.config.names":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+                parts = [node.right]
+            elif isinstance(node, ast.Call | ast.Compare | ast.Tuple | ast.Assign):
+                parts = list(ast.iter_child_nodes(node))
+            else:
+                continue
+            texts = [part.value for part in parts if isinstance(part, ast.Constant)]
+            files = [text for text in texts if text in names and (text not in FOLDERS or len(parts) == 1)]
+            wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: {text}" for text in files]
+    assert not wrong, "\n".join(wrong)

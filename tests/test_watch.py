@@ -22,7 +22,8 @@ from conftest import BLT
 from test_compare import make_run
 
 from bltoolbox.errors import UsageError
-from bltoolbox.runs.watch import BLOCKS, Tail, Watched, newest, sparkline
+from bltoolbox.runs.logs import Tail
+from bltoolbox.runs.watch import BLOCKS, Watched, newest, sparkline
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import typer
 
 from bltoolbox.cli.common import DEBUGGING, say
+from bltoolbox.config.names import RECIPE_FILE
 from bltoolbox.config.reading import RECIPE, read_text
 from bltoolbox.distributed.launch import Launcher, Place, invocation, may_restart, rank_timeout
 from bltoolbox.errors import BltError, UsageError, explain
-from bltoolbox.runs.history import RECIPE_FILE, has_checkpoint, is_run
+from bltoolbox.runs.history import has_checkpoint, is_run
 from bltoolbox.runs.layout import Manifest
 
 if TYPE_CHECKING:

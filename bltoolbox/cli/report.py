@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from bltoolbox.cli.common import Debug, Plugins, open_registry, say
+from bltoolbox.config.names import REPORT_FILE
 
-REPORT = Path("report.html")
+REPORT = Path(REPORT_FILE)
 
 
 def register(app: typer.Typer) -> None:

@@ -139,7 +139,8 @@ def run(
 def _profilers(wanted: bool, directory: RunDirectory) -> list[Listener]:
     if not wanted:
         return []
-    from bltoolbox.training.profiling import TRACE_FILE, Profile
+    from bltoolbox.config.names import TRACE_FILE
+    from bltoolbox.training.profiling import Profile
 
     directory.extra_files.append(TRACE_FILE)
     return [Profile(directory.path / TRACE_FILE)]

@@ -16,26 +16,54 @@ _LONGEST = 255
 
 LOCK_FILE = "lock"
 MANIFEST = "files.json"
-LOGS = ("metrics.jsonl", "timings.jsonl", "checks.jsonl", "log.txt")
+#: The recipe as it was given, and with every default written out: a folder that has the latter is a run.
+GIVEN_FILE = "recipe.yaml"
+RECIPE_FILE = "resolved.yaml"
+#: One line per step, its time, one line per check, and lines for people.
+METRICS_LOG = "metrics.jsonl"
+TIMINGS_LOG = "timings.jsonl"
+CHECKS_LOG = "checks.jsonl"
+LOG_FILE = "log.txt"
+LOGS = (METRICS_LOG, TIMINGS_LOG, CHECKS_LOG, LOG_FILE)
+STATUS_FILE = "status.json"
+ENV_FILE = "env.json"
+THETA_FILE = "theta.safetensors"
+REPORT_FILE = "report.html"
+TRACE_FILE = "trace.json"
+SWEEP_FILE = "sweep.json"
+#: What a sweep keeps besides its cells.
+SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
 #: What every run writes, and what only some do.
 FILES = (
-    "recipe.yaml",
-    "resolved.yaml",
+    GIVEN_FILE,
+    RECIPE_FILE,
     *LOGS,
-    "status.json",
-    "env.json",
-    "theta.safetensors",
-    "report.html",
+    STATUS_FILE,
+    ENV_FILE,
+    THETA_FILE,
+    REPORT_FILE,
 )
-EXTRA_FILES = ("trace.json",)
+EXTRA_FILES = (TRACE_FILE,)
+CHECKPOINTS, THETAS, PICTURES = "checkpoints", "thetas", "images"
+BEST_THETA = f"{CHECKPOINTS}/best.safetensors"
+LAST_THETA = f"{CHECKPOINTS}/last.safetensors"
+#: What the pictures of the evaluation images show.
+PICTURES_INDEX = f"{PICTURES}/evaluation.json"
+#: The name of a checkpoint, and its number.
+CHECKPOINT_NAME = re.compile(r"state-([0-9]{8,18})\.ckpt")
 #: State to continue from, θ at each check, pictures; and the names of the files in them.
 FOLDERS = {
-    "checkpoints": re.compile(
+    CHECKPOINTS: re.compile(
         r"(state|warm|own)-[0-9]{8,}(-p[0-9]+)?(-[0-9]+of[0-9]+)?\.ckpt|(best|last)\.safetensors"
     ),
-    "thetas": re.compile(r"[0-9]{6,}\.safetensors"),
-    "images": re.compile(r"(restored|curves|filters)\.png|evaluation\.json|evaluation-[0-9]+-[a-z]+\.png"),
+    THETAS: re.compile(r"[0-9]{6,}\.safetensors"),
+    PICTURES: re.compile(r"(restored|curves|filters)\.png|evaluation\.json|evaluation-[0-9]+-[a-z]+\.png"),
 }
+
+
+def theta_name(step: int) -> str:
+    """Where the θ of a check is kept."""
+    return f"{THETAS}/{step:06d}.safetensors"
 
 
 def is_component(name: object) -> bool:

@@ -6,8 +6,9 @@ import logging
 from pathlib import Path
 
 from bltoolbox.bilevel.events import Listener
+from bltoolbox.config.names import PICTURES, REPORT_FILE
 from bltoolbox.reports.figures import draw
-from bltoolbox.reports.html.build import REPORT_FILE, report_result
+from bltoolbox.reports.html.build import report_result
 from bltoolbox.restoration.results import RunResult
 
 log = logging.getLogger(__name__)
@@ -20,14 +21,14 @@ class ReportWriter(Listener):
         self.path = path
 
     def finished(self, result: RunResult) -> None:
-        for name, write in (("images", self._draw), (REPORT_FILE, self._report)):
+        for name, write in ((PICTURES, self._draw), (REPORT_FILE, self._report)):
             try:
                 write(result)
             except Exception as error:
                 log.warning("%s", f"there is no {name}: {type(error).__name__}: {error}")
 
     def _draw(self, result: RunResult) -> None:
-        draw(result, self.path / "images")
+        draw(result, self.path / PICTURES)
 
     def _report(self, result: RunResult) -> None:
         report_result(self.path, result)

@@ -28,7 +28,6 @@ from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
-from bltoolbox.restoration.shipped import THETA_FILE as THETA_FILE
 from bltoolbox.restoration.shipped import find_model
 from bltoolbox.restoration.usable import find_flaw, initial_thetas
 from bltoolbox.restoration.variational import Variational, split, upgraded

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bltoolbox.config.names import LAST_THETA, THETA_FILE
 from bltoolbox.config.reading import RECIPE, read_text
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import MissingError
 from bltoolbox.runs.metric import UNDESCRIBED
 
-THETA_FILE = "theta.safetensors"
 #: Where they are, in a checkout as in an installed package.
 FOLDER = Path(__file__).parent / "weights"
 
@@ -75,7 +75,7 @@ def find_model(source: Path | str) -> Path:
             raise MissingError(f"{path} cannot be read")
         if (theta := path / THETA_FILE).is_file():
             return theta
-        if (last := path / "checkpoints" / "last.safetensors").is_file():
+        if (last := path / LAST_THETA).is_file():
             raise MissingError(
                 f"{path}: the run is not finished, there is no {THETA_FILE}; its last θ is {last}"
             )

@@ -6,28 +6,29 @@ on the images that are not trained on. What cannot be read is left out, with a s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bltoolbox.config.names import LOCK_FILE, is_component
-from bltoolbox.config.reading import LOG, RECIPE, FileRefused, parse_json, read_end, read_json, read_text
-from bltoolbox.config.yaml_text import Spot, parse
+from bltoolbox.config.names import (
+    CHECKPOINT_NAME,
+    CHECKPOINTS,
+    CHECKS_LOG,
+    METRICS_LOG,
+    RECIPE_FILE,
+    STATUS_FILE,
+    SWEEP_FILE,
+    SWEEP_NAMES,
+    TIMINGS_LOG,
+    is_component,
+    theta_name,
+)
+from bltoolbox.config.reading import read_json
 from bltoolbox.errors import UsageError
 from bltoolbox.runs.locks import is_locked
+from bltoolbox.runs.logs import by_step, number, read_lines, read_recipe, read_status, read_tail
 from bltoolbox.runs.metric import Metric, described
-
-RECIPE_FILE = "resolved.yaml"
-SWEEP_FILE = "sweep.json"
-#: What a sweep contains besides its cells.
-SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
-
-#: The name of a checkpoint, and its number.
-CHECKPOINT_NAME = re.compile(r"state-([0-9]{8,18})\.ckpt")
-#: No run writes larger numbers, and axes cannot show them.
-LARGEST = 1e100
 
 #: Which images were restored, and what people call them.
 Images = Literal["evaluation", "validation"]
@@ -89,17 +90,17 @@ class RunHistory:
         recipe = read_recipe(path, notes)
         status = read_status(path)
         if status is None:
-            notes.append("status.json is missing or damaged")
-        timings = _by_step(read_lines(path / "timings.jsonl", notes))
-        metrics = _by_step(read_lines(path / "metrics.jsonl", notes))
-        seconds = {step: _number(line.get("seconds")) for step, line in timings.items()} | {0: 0.0}
+            notes.append(f"{STATUS_FILE} is missing or damaged")
+        timings = by_step(read_lines(path / TIMINGS_LOG, notes))
+        metrics = by_step(read_lines(path / METRICS_LOG, notes))
+        seconds = {step: number(line.get("seconds")) for step, line in timings.items()} | {0: 0.0}
         steps = [
             StepRecord(
-                step, _number(line.get("computations")) or 0.0, seconds.get(step), _number(line.get("loss"))
+                step, number(line.get("computations")) or 0.0, seconds.get(step), number(line.get("loss"))
             )
             for step, line in sorted(metrics.items())
         ]
-        lines = _by_step(read_lines(path / "checks.jsonl", notes, required=False))
+        lines = by_step(read_lines(path / CHECKS_LOG, notes, required=False))
         summary = status or {}
         measured = described(summary, *reversed(lines.values()))
         checks = [_check(step, line, seconds, measured) for step, line in sorted((lines or metrics).items())]
@@ -128,19 +129,19 @@ class RunHistory:
     def computations(self) -> float:
         """The computations spent on training."""
         spent = [one.computations for one in self.steps] + [one.computations for one in self.checks]
-        return max([*spent, _number(self.summary.get("computations")) or 0.0])
+        return max([*spent, number(self.summary.get("computations")) or 0.0])
 
     @property
     def seconds(self) -> float | None:
         """The time the run has spent on training."""
-        if (total := _number(self.summary.get("seconds"))) is not None:
+        if (total := number(self.summary.get("seconds"))) is not None:
             return total
         known = [one.seconds for one in self.steps if one.seconds is not None]
         return known[-1] if known else None
 
     @property
     def step_count(self) -> int:
-        return int(_number(self.summary.get("steps")) or (self.steps[-1].step if self.steps else 0))
+        return int(number(self.summary.get("steps")) or (self.steps[-1].step if self.steps else 0))
 
     def has(self, images: Images, metric: Metric) -> bool:
         """Whether the checks measured that of these images."""
@@ -156,9 +157,8 @@ class RunHistory:
         return metric.best(value for _, value in self.values(images, metric))
 
     def tested(self, metric: Metric, when: str = "after") -> float | None:
-        """Of the evaluation images with the θ that the run chose, or of what is compared with; None before its
-        end."""
-        return _number(self.summary.get(f"{metric.name}_{when}"))
+        """Of the evaluation images with the θ that the run chose, or of what is compared with; None before its end."""
+        return number(self.summary.get(f"{metric.name}_{when}"))
 
     def validated(self, metric: Metric) -> float | None:
         """The best on the held-out images."""
@@ -177,7 +177,7 @@ class RunHistory:
 
     def theta_file(self, check: CheckRecord) -> Path:
         """The file with the θ of a check."""
-        return self.path / "thetas" / f"{check.step:06d}.safetensors"
+        return self.path / theta_name(check.step)
 
 
 def is_run(path: Path) -> bool:
@@ -187,18 +187,9 @@ def is_run(path: Path) -> bool:
 def has_checkpoint(path: Path) -> bool:
     """Whether a run directory has something to resume from."""
     try:
-        return any(CHECKPOINT_NAME.fullmatch(one.name) for one in (path / "checkpoints").iterdir())
+        return any(CHECKPOINT_NAME.fullmatch(one.name) for one in (path / CHECKPOINTS).iterdir())
     except OSError:
         return False
-
-
-def read_status(path: Path) -> dict[str, Any] | None:
-    """The content of ``status.json``; None if it cannot be read."""
-    try:
-        found = read_json(path / "status.json", follow=False)
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def expand(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
@@ -244,30 +235,6 @@ def refuse_paths(file: Path, names: Iterable[str]) -> None:
             )
 
 
-def read_lines(path: Path, notes: list[str], *, required: bool = True) -> list[dict[str, Any]]:
-    """The JSON objects of a log, line by line; what is damaged is left out and noted."""
-    try:
-        text = read_text(path, LOG, follow=False, errors="replace")
-    except FileRefused as error:
-        notes.append(str(error))
-        return []
-    except OSError:
-        if required:
-            notes.append(f"{path.name} is missing")
-        return []
-    return _parse_lines(text.split("\n"), path.name, notes)
-
-
-def read_tail(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
-    """The last lines of a log that is being written."""
-    try:
-        end = read_end(path, size, follow=False)
-    except (OSError, FileRefused):
-        return []
-    lines = end.decode("utf-8", "replace").split("\n")
-    return _parse_lines(lines if len(end) < size else lines[1:], path.name, [])
-
-
 @dataclass(frozen=True)
 class Glance:
     """The progress of a run that is still active."""
@@ -280,8 +247,8 @@ class Glance:
 
 def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
     """Reads only the ends of the logs, so it is cheap to call often."""
-    metrics, timings = read_tail(path / "metrics.jsonl"), read_tail(path / "timings.jsonl")
-    checks = read_tail(path / "checks.jsonl")
+    metrics, timings = read_tail(path / METRICS_LOG), read_tail(path / TIMINGS_LOG)
+    checks = read_tail(path / CHECKS_LOG)
     metric = described(*reversed(checks))[0]
     found = [_check(0, line, {}, (metric,)) for line in [*metrics, *checks]]
     values = [value for check in found for value in list(check.values.values())[-1:]]
@@ -291,48 +258,22 @@ def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
         "seconds": timings[-1].get("seconds") if timings else None,
     }
     budget = recipe.get("budget") or {}
-    limits = {name: _number(budget.get(name)) for name in spent}
-    shares = [(_number(spent[name]) or 0.0) / limit for name, limit in limits.items() if limit]
+    limits = {name: number(budget.get(name)) for name in spent}
+    shares = [(number(spent[name]) or 0.0) / limit for name, limit in limits.items() if limit]
     share = min(1.0, max(shares, default=0.0))
-    return Glance(int(_number(spent["steps"]) or 0), share, metric.show(values[-1]) if values else "")
-
-
-def _parse_lines(lines: Sequence[str], name: str, notes: list[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    damaged: list[int] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = parse_json(line, name) if line.strip() else None
-        except ValueError:
-            record = ()
-        if isinstance(record, dict):
-            found.append(record)
-        elif record is not None:
-            damaged.append(number)
-    if damaged:
-        many = len(damaged) > 1
-        places = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
-        notes.append(
-            f"{name}: line{'s' * many} {places} cannot be read and {'are' if many else 'is'} left out"
-        )
-    return found
-
-
-def _by_step(lines: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Lines by their step; the last line of a step wins."""
-    return {line["step"]: line for line in lines if isinstance(line.get("step"), int)}
+    return Glance(int(number(spent["steps"]) or 0), share, metric.show(values[-1]) if values else "")
 
 
 def _check(
     step: int, line: Mapping[str, Any], seconds: Mapping[int, float | None], metrics: Sequence[Metric]
 ) -> CheckRecord:
-    own = _number(line.get("seconds"))
+    own = number(line.get("seconds"))
     names = [f"{images}_{metric.name}" for metric in metrics for images in ("validation", "evaluation")]
     return CheckRecord(
         step,
-        _number(line.get("computations")) or 0.0,
+        number(line.get("computations")) or 0.0,
         seconds.get(step) if own is None else own,
-        {name: value for name in names if (value := _number(line.get(name))) is not None},
+        {name: value for name in names if (value := number(line.get(name))) is not None},
     )
 
 
@@ -340,26 +281,3 @@ def _state(path: Path, summary: Mapping[str, Any]) -> str:
     said = str(summary.get("status", "unknown"))
     # A killed run could not update its status.
     return "killed" if said == "running" and not is_locked(path) else said
-
-
-def read_recipe(path: Path, notes: list[str]) -> dict[str, Any]:
-    try:
-        document = parse(
-            read_text(path / RECIPE_FILE, RECIPE, follow=False, errors="replace"), Spot(str(path))
-        )
-    except (OSError, FileRefused):
-        document = parse("", Spot(str(path)))
-    if document.problems or not isinstance(document.data, dict):
-        notes.append(f"{RECIPE_FILE} is damaged, so its settings are unknown")
-        return {}
-    return document.data
-
-
-def _number(value: Any) -> float | None:
-    """A number that a figure can show, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if abs(value) < LARGEST else None
-    except OverflowError:
-        return None

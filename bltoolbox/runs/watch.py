@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bltoolbox.config.reading import LOG, FileRefused, open_file, parse_json, read_end, read_json
+from bltoolbox.config.names import CHECKS_LOG, METRICS_LOG, RECIPE_FILE, STATUS_FILE, SWEEP_FILE, TIMINGS_LOG
 from bltoolbox.errors import UsageError
-from bltoolbox.runs.history import IMAGES, SWEEP_FILE, expand, is_run, read_recipe, read_status
+from bltoolbox.runs.history import IMAGES, expand, is_run
 from bltoolbox.runs.locks import is_locked
+from bltoolbox.runs.logs import Tail, log_end, number, read_index, read_recipe, read_status
 from bltoolbox.runs.metric import UNDESCRIBED, Metric, described
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -35,40 +35,6 @@ _FIGURES = (
     "bound_mean",
     "trials",
 )
-
-
-class Tail:
-    """The lines of a log that is being written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines: list[dict[str, Any]] = []
-        self._place = 0
-        self._file = 0
-        self._rest = b""
-
-    def look(self) -> list[dict[str, Any]]:
-        """All complete lines so far; what cannot be read is left out."""
-        try:
-            with open_file(self.path, follow=False) as log:
-                found = os.fstat(log.fileno())
-                LOG.check(self.path, found.st_size)
-                if found.st_size < self._place or found.st_ino != self._file:
-                    self.lines, self._place, self._rest, self._file = [], 0, b"", found.st_ino
-                log.seek(self._place)
-                new = log.read(found.st_size - self._place)
-        except (OSError, FileRefused):
-            return self.lines
-        self._place += len(new)
-        *whole, self._rest = (self._rest + new).split(b"\n")
-        for line in whole:
-            try:
-                record = parse_json(line, self.path)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                self.lines.append(record)
-        return self.lines
 
 
 @dataclass(frozen=True)
@@ -109,9 +75,7 @@ class Snapshot:
     def tested(self) -> dict[str, float]:
         """At the end: the metric of the evaluation images, measured, by the baseline and learned."""
         parts = {"measured": "before", "baseline": "baseline", "learned": "after"}
-        found = {
-            name: _number(self.summary.get(f"{self.metric.name}_{when}")) for name, when in parts.items()
-        }
+        found = {name: number(self.summary.get(f"{self.metric.name}_{when}")) for name, when in parts.items()}
         known = {name: value for name, value in found.items() if value is not None}
         return known if "learned" in known else {}
 
@@ -150,7 +114,7 @@ class Watched:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics, self.timings, self.checks = (
-            Tail(path / f"{name}.jsonl") for name in ("metrics", "timings", "checks")
+            Tail(path / name) for name in (METRICS_LOG, TIMINGS_LOG, CHECKS_LOG)
         )
         self._recipe: tuple[int, dict[str, Any]] | None = None
 
@@ -159,30 +123,30 @@ class Watched:
         locked = is_locked(self.path)
         status = read_status(self.path) or {}
         metrics, timings, checks = (log.look() for log in (self.metrics, self.timings, self.checks))
-        seconds = _number(timings[-1].get("seconds")) if timings else None
+        seconds = number(timings[-1].get("seconds")) if timings else None
         last, before = (metrics[-1] if metrics else {}), (metrics[-2] if len(metrics) > 1 else {})
         metric = described(status, *reversed(checks))[0]
         finished = bool(status.get("finished"))
         state = _state(str(status.get("status", "")), finished, locked)
         shares = self._shares(metrics, timings)
-        losses = [value for line in metrics if (value := _number(line.get("loss"))) is not None]
-        total = _number(status.get("seconds")) if finished else seconds
+        losses = [value for line in metrics if (value := number(line.get("loss"))) is not None]
+        total = number(status.get("seconds")) if finished else seconds
         spent = state == "running" and bool(shares) and shares[-1] >= 1
         return Snapshot(
             path=self.path,
             name=_place(self.path),
             state=state,
             status=str(status.get("status", state)),
-            step=int(_number(last.get("step")) or 0),
-            computations=_number(last.get("computations")) or 0.0,
+            step=int(number(last.get("step")) or 0),
+            computations=number(last.get("computations")) or 0.0,
             seconds=total or 0.0,
             fraction=1.0 if finished else (shares[-1] if shares else 0.0),
-            phase=_last_line(self.path / "log.txt") if spent else "",
+            phase=_last_words(self.path) if spent else "",
             left=_left(shares, timings) if state == "running" and not spent else None,
             losses=losses,
             metric=metric,
             quality=_quality(checks, metric),
-            last={name: value for name in _FIGURES if (value := _number(last.get(name))) is not None},
+            last={name: value for name in _FIGURES if (value := number(last.get(name))) is not None},
             iterations=_iterations(last, before),
             images=_images(self.path, metric) if finished else [],
             summary=status,
@@ -191,7 +155,7 @@ class Watched:
     def recipe(self) -> dict[str, Any]:
         """Read again only when it has changed, e.g. by a resumed run with a larger budget."""
         try:
-            changed = (self.path / "resolved.yaml").stat().st_mtime_ns
+            changed = (self.path / RECIPE_FILE).stat().st_mtime_ns
         except OSError:
             return {}
         if self._recipe is None or self._recipe[0] != changed:
@@ -206,16 +170,16 @@ class Watched:
         limits = {
             name: limit
             for name in ("steps", "computations", "seconds")
-            if isinstance(budget, Mapping) and (limit := _number(budget.get(name)))
+            if isinstance(budget, Mapping) and (limit := number(budget.get(name)))
         }
         shares = []
-        for number, line in enumerate(metrics):
+        for place, line in enumerate(metrics):
             spent = {
                 "steps": line.get("step"),
                 "computations": line.get("computations"),
-                "seconds": timings[number].get("seconds") if number < len(timings) else None,
+                "seconds": timings[place].get("seconds") if place < len(timings) else None,
             }
-            used = [(_number(spent[name]) or 0.0) / limit for name, limit in limits.items()]
+            used = [(number(spent[name]) or 0.0) / limit for name, limit in limits.items()]
             shares.append(min(1.0, max(used, default=0.0)))
         return shares
 
@@ -228,8 +192,8 @@ def find(directories: Sequence[Path]) -> list[Path]:
 def newest(root: Path) -> Path:
     """The run that was written to last, or its sweep while that is active."""
     found = []
-    for recipe in root.rglob("resolved.yaml"):
-        logs = [recipe.parent / name for name in ("metrics.jsonl", "status.json", "resolved.yaml")]
+    for recipe in root.rglob(RECIPE_FILE):
+        logs = [recipe.parent / name for name in (METRICS_LOG, STATUS_FILE, RECIPE_FILE)]
         times = [log.stat().st_mtime for log in logs if log.exists()]
         found.append((is_locked(recipe.parent), max(times), recipe.parent))
     if not found:
@@ -260,7 +224,7 @@ def sparkline(values: Sequence[float], width: int, *, log: bool = False) -> str:
 def _quality(checks: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, list[float]]:
     found = {}
     for images, name in IMAGES.items():
-        values = (_number(line.get(f"{images}_{metric.name}")) for line in checks)
+        values = (number(line.get(f"{images}_{metric.name}")) for line in checks)
         found[name] = [value for value in values if value is not None]
     return {name: values for name, values in found.items() if values}
 
@@ -281,48 +245,35 @@ def _left(shares: Sequence[float], timings: Sequence[Mapping[str, Any]]) -> floa
     if count < 2:
         return None
     first = max(0, count - 1 - max(1, round(_RECENT * count)))
-    begin, end = (_number(timings[k].get("seconds")) for k in (first, count - 1))
+    begin, end = (number(timings[k].get("seconds")) for k in (first, count - 1))
     gained = shares[count - 1] - shares[first]
     if begin is None or end is None or gained <= 0:
         return None
     return (1 - shares[count - 1]) * (end - begin) / gained
 
 
-def _last_line(path: Path) -> str:
-    """The last line of the log, without the time."""
-    try:
-        lines = read_end(path, 4096, follow=False).decode("utf-8", "replace").splitlines()
-    except (OSError, FileRefused):
-        return ""
+def _last_words(path: Path) -> str:
+    """What a run said last, without the time."""
+    lines = log_end(path)
     return re.sub(r"^\s*[\d.]+ s\s+", "", lines[-1]) if lines else ""
 
 
 def _iterations(last: Mapping[str, Any], before: Mapping[str, Any]) -> float | None:
-    spent, size = _number(last.get("computations")), _number(last.get("batch"))
-    return (spent - (_number(before.get("computations")) or 0.0)) / size if spent and size else None
+    spent, size = number(last.get("computations")), number(last.get("batch"))
+    return (spent - (number(before.get("computations")) or 0.0)) / size if spent and size else None
 
 
 def _images(path: Path, metric: Metric) -> list[tuple[str, float | None, float | None]]:
     """What the finished run has kept of its evaluation images."""
-    try:
-        index = read_json(path / "images" / "evaluation.json", follow=False)
-        found = []
-        for one in index:
-            values = {part["key"]: _number(part.get(metric.name)) for part in one["variants"]}
+    found = []
+    for one in read_index(path):
+        try:
+            values = {part["key"]: number(part.get(metric.name)) for part in one["variants"]}
             found.append((str(one["label"]), values.get("measured"), values.get("learned")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
+        except (KeyError, TypeError, AttributeError):
+            return []
     return found
 
 
 def _place(path: Path) -> str:
     return "/".join(path.resolve().parts[-2:])
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.warm_starts import MAPPED, Stores
+from bltoolbox.config.names import CHECKPOINT_NAME
 from bltoolbox.config.reading import CHECKPOINT, FileRefused, file_size, open_file
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, refusing_misfits
 from bltoolbox.runs.files import remove, write_bytes
-from bltoolbox.runs.history import CHECKPOINT_NAME
 from bltoolbox.training.payload import PayloadError, check_payload
 
 MAGIC = b"bltoolbox checkpoint\n"

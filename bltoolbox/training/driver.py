@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from bltoolbox.bilevel.events import Listener
+from bltoolbox.config.names import METRICS_LOG
 from bltoolbox.restoration.results import RunResult
-from bltoolbox.runs.history import LARGEST, read_lines
+from bltoolbox.runs.logs import LARGEST, read_lines
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.keeper import CheckpointKeeper
 from bltoolbox.training.recorder import Recorder
@@ -57,13 +58,13 @@ def _run(
 def _history(directory: RunDirectory) -> tuple[list[dict[str, Any]], list[str]]:
     """The steps so far; damaged lines are missing in the curves but do not stop the run."""
     notes: list[str] = []
-    lines = read_lines(directory.path / "metrics.jsonl", notes)
+    lines = read_lines(directory.path / METRICS_LOG, notes)
     steps = [
         line for line in lines if all(_is_figure(line.get(key)) for key in ("step", "computations", "loss"))
     ]
     if len(steps) < len(lines):
         left_out = len(lines) - len(steps)
-        notes.append(f"metrics.jsonl: {left_out} lines do not describe a step and are left out")
+        notes.append(f"{METRICS_LOG}: {left_out} lines do not describe a step and are left out")
     return steps, notes
 
 

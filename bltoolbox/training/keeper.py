@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bltoolbox.config.names import CHECKPOINTS
 from bltoolbox.training.checkpoint import Checkpoints
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.run_dir import RunDirectory
@@ -20,7 +21,7 @@ class CheckpointKeeper:
         self.directory = directory
         self.experiment = experiment
         self.ranks = directory.ranks
-        folder = directory.path / "checkpoints"
+        folder = directory.path / CHECKPOINTS
         self.checkpoints = Checkpoints(folder, experiment.oracle.stores, self.ranks)
         self.wanted = self.every = experiment.recipe.checkpoint.every
         self.kept_at = self.ranks.now()

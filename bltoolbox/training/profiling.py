@@ -11,13 +11,12 @@ from torch import profiler
 
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.records import Theta
+from bltoolbox.config.names import TRACE_FILE
 from bltoolbox.restoration.results import RunResult
 from bltoolbox.runs.files import write_bytes
 
 if TYPE_CHECKING:
     from bltoolbox.training.experiment import Experiment
-
-TRACE_FILE = "trace.json"
 
 
 class Profile(Listener):

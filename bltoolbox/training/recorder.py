@@ -8,7 +8,18 @@ from typing import Any
 import bltoolbox
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.records import Theta
-from bltoolbox.restoration.model import THETA_FILE, encode
+from bltoolbox.config.names import (
+    BEST_THETA,
+    CHECKS_LOG,
+    ENV_FILE,
+    LAST_THETA,
+    METRICS_LOG,
+    STATUS_FILE,
+    THETA_FILE,
+    TIMINGS_LOG,
+    theta_name,
+)
+from bltoolbox.restoration.model import encode
 from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.runs.files import json_line
 from bltoolbox.training.environment import environment
@@ -24,7 +35,7 @@ class Recorder(Listener):
         self.experiment = experiment
 
     def started(self, experiment: Experiment) -> None:
-        self.directory.write_json("env.json", environment(experiment))
+        self.directory.write_json(ENV_FILE, environment(experiment))
         self._status({"status": "running"})
         self.directory.log(
             f"started: {experiment.recipe.name}, {experiment.train.device},"
@@ -35,32 +46,32 @@ class Recorder(Listener):
         self.directory.log(sentence)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
-        self.directory.append("metrics.jsonl", json_line(record))
+        self.directory.append(METRICS_LOG, json_line(record))
         timing = {"step": record["step"], "seconds": round(seconds, 6)}
-        self.directory.append("timings.jsonl", json_line(timing))
+        self.directory.append(TIMINGS_LOG, json_line(timing))
 
     def checked(self, check: Check, theta: Theta) -> None:
         self.directory.log(str(check))
-        self.directory.append("checks.jsonl", json_line(check.as_dict()))
-        self._save(f"thetas/{check.step:06d}.safetensors", theta)
-        self._save("checkpoints/last.safetensors", theta)
+        self.directory.append(CHECKS_LOG, json_line(check.as_dict()))
+        self._save(theta_name(check.step), theta)
+        self._save(LAST_THETA, theta)
         if check.best:
-            self._save("checkpoints/best.safetensors", theta)
+            self._save(BEST_THETA, theta)
 
     def aborted(self, theta: Theta, reason: str) -> None:
-        self._save("checkpoints/last.safetensors", theta)
+        self._save(LAST_THETA, theta)
         self._status({"status": reason})
         self.directory.log(reason)
 
     def finished(self, result: RunResult) -> None:
-        self._save("checkpoints/last.safetensors", result.last)
+        self._save(LAST_THETA, result.last)
         self._save(THETA_FILE, result.theta)
         self.directory.log(f"finished: {result.status}")
         self._status(result.as_dict() | {"run_dir": str(self.directory.path), "finished": True})
 
     def _status(self, content: Mapping[str, Any]) -> None:
         described = {"metrics": [self.experiment.metric.as_dict()]}
-        self.directory.write_json("status.json", {**described, **content, "bltoolbox": bltoolbox.__version__})
+        self.directory.write_json(STATUS_FILE, {**described, **content, "bltoolbox": bltoolbox.__version__})
 
     def _save(self, name: str, theta: Theta) -> None:
         self.directory.write_bytes(name, encode(theta, self.experiment.recipe))

@@ -11,12 +11,14 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 import bltoolbox
-from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_json, read_text
+from bltoolbox.config.names import GIVEN_FILE, RECIPE_FILE
+from bltoolbox.config.reading import open_file
 from bltoolbox.config.recipe import Budget, Recipe, load_recipe
 from bltoolbox.config.registry import Registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.runs.history import RECIPE_FILE, is_run, read_status
+from bltoolbox.runs.history import is_run
+from bltoolbox.runs.logs import read_environment, read_source, read_status
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.environment import image_sets
 from bltoolbox.training.experiment import Experiment
@@ -55,8 +57,8 @@ def _assemble(
     before = load_recipe(resolved, (), registry)
     recipe = load_recipe(resolved, overrides, registry)
     _only_budgets_grow(before, recipe)
-    given = _given(path)
-    name = str(_environment(path).get("recipe") or path.resolve().parent.name)
+    given = read_source(path / GIVEN_FILE)
+    name = str(read_environment(path).get("recipe") or path.resolve().parent.name)
     recipe = replace(recipe, text=given, name=name)
     summary = _summary(path) if recipe.budget == before.budget else None
     experiment = assemble(recipe, registry, ranks)
@@ -72,7 +74,7 @@ def _refuse_other(path: Path) -> None:
 
 def _refuse_newer(path: Path) -> None:
     """A newer version may give the same words another meaning."""
-    written = str(_environment(path).get("bltoolbox", "0"))
+    written = str(read_environment(path).get("bltoolbox", "0"))
     if _version(written) > _version(bltoolbox.__version__):
         raise BltError(
             f"{path} was written by bltoolbox {written}, newer than this one ({bltoolbox.__version__});"
@@ -82,7 +84,7 @@ def _refuse_newer(path: Path) -> None:
 
 def _refuse_other_images(path: Path, experiment: Experiment) -> None:
     """Sampler, warm starts and noise refer to images by id, so the images must be the same."""
-    before, now = _environment(path).get("images"), image_sets(experiment)
+    before, now = read_environment(path).get("images"), image_sets(experiment)
     if not isinstance(before, dict):
         return
     for name, (count, digest) in now.items():
@@ -94,23 +96,6 @@ def _refuse_other_images(path: Path, experiment: Experiment) -> None:
                 f"the {name} images are not those {path} was started with: {change}; restore them,"
                 " or start a new run"
             )
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    """The content of env.json; empty if the run stopped before it was written."""
-    try:
-        content = read_json(path / "env.json", follow=False)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _given(path: Path) -> str:
-    """The recipe as the user wrote it, kept for reference: the run uses resolved.yaml."""
-    try:
-        return read_text(path / "recipe.yaml", RECIPE, follow=False, errors="replace")
-    except (OSError, FileRefused):
-        return ""
 
 
 def _version(text: str) -> Version:

@@ -18,9 +18,12 @@ from typing import IO, Any
 from bltoolbox.config.names import (
     FILES,
     FOLDERS,
+    GIVEN_FILE,
     LOCK_FILE,
+    LOG_FILE,
     LOGS,
     MANIFEST,
+    RECIPE_FILE,
     is_component,
     refuse_unusable_name,
 )
@@ -119,7 +122,7 @@ class RunDirectory:
 
     def log(self, sentence: str) -> None:
         """Write one line to log.txt."""
-        self.append("log.txt", f"{time.perf_counter() - self.began:9.2f} s  {printable(sentence)}")
+        self.append(LOG_FILE, f"{time.perf_counter() - self.began:9.2f} s  {printable(sentence)}")
 
     def append(self, name: str, line: str) -> None:
         """Write one line of a log."""
@@ -155,7 +158,7 @@ class RunDirectory:
         with self.writing():
             self._clear(self._refuse_foreign())
             self.claim()
-            self.write_text("recipe.yaml", recipe.text or recipe.to_yaml())
+            self.write_text(GIVEN_FILE, recipe.text or recipe.to_yaml())
 
     def _refuse_foreign(self) -> list[Path]:
         """What may be overwritten because the earlier run wrote it; a directory with anything else is refused."""
@@ -207,7 +210,7 @@ class RunDirectory:
         for name, log in self.logs.items():
             self._cut(log, self.path / name, lengths.get(name, 0))
         # Only now, since the budget may have grown.
-        self.write_text("resolved.yaml", recipe.to_yaml())
+        self.write_text(RECIPE_FILE, recipe.to_yaml())
 
     def _cut(self, log: IO[bytes], path: Path, length: int) -> None:
         """Truncate a log to its length at the checkpoint, or less if it was damaged since, at the end of a line."""

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bltoolbox.config.names import PICTURES, REPORT_FILE
 from bltoolbox.config.printable import printable
-from bltoolbox.reports.html.build import REPORT_FILE
 from bltoolbox.restoration.evaluation import Evaluation
 from bltoolbox.restoration.results import RunResult
 
@@ -31,7 +31,7 @@ def print_summary(result: RunResult) -> None:
         if (page := result.run_dir / REPORT_FILE).is_file():
             facts.append(("report", str(page)))
         elif result.evaluation is not None:
-            facts.append(("picture", str(result.run_dir / "images" / "restored.png")))
+            facts.append(("picture", str(result.run_dir / PICTURES / "restored.png")))
     for name, value in facts:
         console.print(_text(f"{name:>10}  {value}"), soft_wrap=True)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bltoolbox.config.names import RECIPE_FILE
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.reports.compare.comparison import Comparison, Group
 from bltoolbox.reports.compare.figures import STYLE, new_figure
@@ -107,7 +108,7 @@ def _restore(group: Group, metric: Metric, costs: Sequence[float], position: int
 def _samples(run: RunHistory, registry: Registry) -> Samples:
     from bltoolbox.config.recipe import load_recipe
 
-    recipe = load_recipe(run.path / "resolved.yaml", (), registry)
+    recipe = load_recipe(run.path / RECIPE_FILE, (), registry)
     if recipe.evaluation is None:
         raise UsageError(f"{run.path}: its recipe has no evaluation images to show; leave --at out")
     try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bltoolbox.config.names import refuse_unusable_name
+from bltoolbox.config.names import REPORT_FILE, refuse_unusable_name
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.runs.files import write_text
 from bltoolbox.runs.history import RunHistory, expand
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
     from bltoolbox.restoration.results import RunResult
 
-REPORT_FILE = "report.html"
 #: Evaluation images of each run on a page, and runs beyond which there are none.
 IMAGES = 4
 _MAX_RUNS = 24

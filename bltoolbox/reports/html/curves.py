@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bltoolbox.runs.history import IMAGES, RunHistory, read_lines
+from bltoolbox.config.names import METRICS_LOG
+from bltoolbox.runs.history import IMAGES, RunHistory
+from bltoolbox.runs.logs import by_step, number, read_lines
 from bltoolbox.runs.metric import Metric
 
 #: Most points of a curve; a longer run is thinned out evenly.
@@ -142,11 +143,7 @@ def charts(metric: Metric) -> list[dict[str, Any]]:
 def curves(run: RunHistory, metric: Metric) -> dict[str, Any]:
     """Each line of each chart as columns over the steps, or over the checks."""
     seconds = {one.step: one.seconds for one in run.steps} | {0: 0.0}
-    metrics = {
-        line["step"]: line
-        for line in read_lines(run.path / "metrics.jsonl", [])
-        if isinstance(line.get("step"), int)
-    }
+    metrics = by_step(read_lines(run.path / METRICS_LOG, []))
     records: list[Record] = [metrics[step] for step in sorted(metrics)]
     befores: list[Record] = [{}, *records][: len(records)]
     steps = _thinned(list(zip(records, befores, strict=True)))
@@ -172,16 +169,6 @@ def _thinned(rows: Sequence[_Row]) -> list[_Row]:
         return list(rows)
     last = len(rows) - 1
     return [rows[round(k * last / (POINTS - 1))] for k in range(POINTS)]
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def rounded(value: float | None) -> float | None:

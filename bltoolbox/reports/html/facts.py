@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bltoolbox.config.reading import RECIPE, FileRefused, Limit, read_bytes, read_end, read_json, read_start
+from bltoolbox.config.names import GIVEN_FILE, METRICS_LOG, RECIPE_FILE
 from bltoolbox.config.recipe import recipe_summary
 from bltoolbox.config.yaml_text import dump_inline
 from bltoolbox.reports.compare.comparison import running_mean, span
-from bltoolbox.reports.html.curves import number
-from bltoolbox.runs.history import RunHistory, read_tail
+from bltoolbox.runs.history import RunHistory
+from bltoolbox.runs.logs import log_end, log_start, number, read_environment, read_source, read_tail
 from bltoolbox.runs.metric import Metric
 from bltoolbox.runs.settings import differing, flatten, labels, shown
 
@@ -55,8 +55,6 @@ _SECTIONS = (
     "device",
 )
 _TAIL = 12
-#: Bytes at the beginning and at the end of a log that are looked at.
-_LOG_ENDS = 2**16
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ class RunFacts:
         return f"on {name}" if name else ""
 
     def environment(self) -> dict[str, Any]:
-        return _read_json(self.run.path / "env.json")
+        return read_environment(self.run.path)
 
     def sections(self) -> list[tuple[str, str]]:
         """The recipe in short."""
@@ -157,14 +155,14 @@ class RunFacts:
         return [(key, _in_short(value)) for key, value in found]
 
     def resolved(self) -> str:
-        return _text(read_bytes, self.run.path / "resolved.yaml", RECIPE)
+        return read_source(self.run.path / RECIPE_FILE)
 
     def given(self) -> str:
-        return _text(read_bytes, self.run.path / "recipe.yaml", RECIPE)
+        return read_source(self.run.path / GIVEN_FILE)
 
     def log(self) -> str:
         """The last lines of the log."""
-        return "\n".join(_text(read_end, self.run.path / "log.txt", _LOG_ENDS).splitlines()[-_TAIL:])
+        return "\n".join(log_end(self.run.path)[-_TAIL:])
 
     def notes(self) -> list[str]:
         """What a reader should know before believing the page."""
@@ -185,7 +183,7 @@ def gather(runs: Sequence[RunHistory]) -> list[RunFacts]:
     for run in runs:
         label = next(told) if run.recipe else ""
         found.append(
-            RunFacts(run, label or run.path.resolve().name, _name(run), _summary(run.path / "recipe.yaml"))
+            RunFacts(run, label or run.path.resolve().name, _name(run), _summary(run.path / GIVEN_FILE))
         )
     counts: dict[str, int] = {}
     for one in found:
@@ -245,9 +243,9 @@ def _cut(text: str, length: int = 200) -> str:
 
 def _name(run: RunHistory) -> str:
     """What the recipe is called."""
-    if isinstance(name := _read_json(run.path / "env.json").get("recipe"), str) and name:
+    if isinstance(name := read_environment(run.path).get("recipe"), str) and name:
         return name
-    log = _text(read_start, run.path / "log.txt", _LOG_ENDS)
+    log = log_start(run.path)
     if match := re.search(r"started: (.+), [^,]+, \d+ training images", log):
         return match[1]
     return run.path.resolve().name
@@ -265,21 +263,5 @@ def _summary(path: Path) -> str:
 
 
 def _last_record(run: RunHistory) -> Mapping[str, Any]:
-    lines = read_tail(run.path / "metrics.jsonl")
+    lines = read_tail(run.path / METRICS_LOG)
     return lines[-1] if lines else {}
-
-
-def _text(read: Callable[..., bytes], path: Path, bound: Limit | int) -> str:
-    """What ``read`` finds; nothing where that is not possible."""
-    try:
-        return read(path, bound, follow=False).decode("utf-8", "replace")
-    except (OSError, FileRefused):
-        return ""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path, follow=False)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

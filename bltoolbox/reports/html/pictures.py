@@ -15,10 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bltoolbox.config.reading import REPORT_IMAGES, read_bytes, read_json
+from bltoolbox.config.names import BEST_THETA, LAST_THETA, PICTURES, PICTURES_INDEX, THETA_FILE, THETAS
+from bltoolbox.config.reading import REPORT_IMAGES, read_bytes
 from bltoolbox.errors import BltError, MissingError
 from bltoolbox.runs.files import write_bytes, write_json
 from bltoolbox.runs.history import RunHistory
+from bltoolbox.runs.logs import read_index
+from bltoolbox.runs.metric import UNDESCRIBED, Metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +30,6 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.model import Model
     from bltoolbox.restoration.results import RunResult
 
-#: In the run directory: what the pictures in ``images/`` show.
-INDEX = "images/evaluation.json"
 #: Larger images are cut to their middle in the page, and are not restored for it.
 MAX_SIDE = 384
 _MAX_RESTORED = 512 * 512
@@ -82,11 +83,11 @@ def keep_scenes(result: RunResult, folder: Path) -> None:
         files = []
         for one in scene.variants:
             name = f"evaluation-{number}-{one.key}.png"
-            write_bytes(folder / "images" / name, one.png, within=folder)
+            write_bytes(folder / PICTURES / name, one.png, within=folder)
             files.append({"key": one.key, "name": one.name, "file": name, **one.values})
         index.append({"label": scene.label, "width": scene.width, "height": scene.height, "variants": files})
     if index:
-        write_json(folder / INDEX, index, within=folder)
+        write_json(folder / PICTURES_INDEX, index, within=folder)
 
 
 def collect(
@@ -94,7 +95,7 @@ def collect(
 ) -> Pictures:
     """What there is to see of a run; nothing that is missing or broken is fatal."""
     notes: list[str] = []
-    scenes = read_scenes(run)[:images]
+    scenes = read_scenes(run.path, run.metrics)[:images]
     try:
         model = model or load_model(run, registry)
     except BltError as error:
@@ -112,18 +113,17 @@ def collect(
     return Pictures(scenes, learned, notes)
 
 
-def read_scenes(run: RunHistory) -> list[Scene]:
-    """The images that a run has left; none where they are missing or damaged."""
-    folder = run.path
+def read_scenes(folder: Path, metrics: Sequence[Metric] = (UNDESCRIBED,)) -> list[Scene]:
+    """The images that a run has left, with their metrics; none where they are missing or damaged."""
     try:
-        index = read_json(folder / INDEX, follow=False)
+        index = read_index(folder)
         _check_total(folder, [str(part["file"]) for one in index for part in one["variants"]])
         return [
             Scene(
                 str(one["label"]),
                 int(one["width"]),
                 int(one["height"]),
-                [_read_variant(run, part) for part in one["variants"]],
+                [_read_variant(folder, part, metrics) for part in one["variants"]],
             )
             for one in index
         ]
@@ -131,12 +131,12 @@ def read_scenes(run: RunHistory) -> list[Scene]:
         return []
 
 
-def _read_variant(run: RunHistory, part: dict[str, Any]) -> Variant:
+def _read_variant(folder: Path, part: dict[str, Any], metrics: Sequence[Metric]) -> Variant:
     name = str(part["file"])
     if not _SAFE.fullmatch(name):
         raise ValueError(f"{name} is no picture of a run")
-    png = read_bytes(run.path / "images" / name, REPORT_IMAGES, follow=False)
-    names = [metric.name for metric in run.metrics]
+    png = read_bytes(folder / PICTURES / name, REPORT_IMAGES, follow=False)
+    names = [metric.name for metric in metrics]
     values = {name: float(part[name]) for name in names if part.get(name) is not None}
     return Variant(str(part["key"]), str(part["name"]), png, values)
 
@@ -145,17 +145,16 @@ def _check_total(folder: Path, names: Sequence[str]) -> None:
     """An index may name the same file a million times."""
     total = 0
     for name in names:
-        total += os.lstat(folder / "images" / name).st_size
-        REPORT_IMAGES.check(folder / INDEX, total)
+        total += os.lstat(folder / PICTURES / name).st_size
+        REPORT_IMAGES.check(folder / PICTURES_INDEX, total)
 
 
 def load_model(run: RunHistory, registry: Registry | None) -> Model:
     """From the θ that the run chose, or the newest that there is."""
-    from bltoolbox.restoration.model import THETA_FILE, Model
+    from bltoolbox.restoration.model import Model
 
-    named = [run.path / THETA_FILE, run.path / "checkpoints" / "best.safetensors"]
-    named.append(run.path / "checkpoints" / "last.safetensors")
-    kept = sorted((run.path / "thetas").glob("*.safetensors"), reverse=True)
+    named = [run.path / name for name in (THETA_FILE, BEST_THETA, LAST_THETA)]
+    kept = sorted((run.path / THETAS).glob("*.safetensors"), reverse=True)
     last: BltError = MissingError("there is no θ yet")
     for path in (*named, *kept):
         if path.is_file() and not path.is_symlink():

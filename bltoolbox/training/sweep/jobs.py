@@ -24,8 +24,9 @@ from bltoolbox.config.reading import FileRefused, read_end
 from bltoolbox.distributed.launch import processors
 from bltoolbox.distributed.signals import collected
 from bltoolbox.runs.files import append_to
-from bltoolbox.runs.history import RunHistory, is_run, read_status
+from bltoolbox.runs.history import RunHistory, is_run
 from bltoolbox.runs.locks import is_locked
+from bltoolbox.runs.logs import read_status
 from bltoolbox.training.sweep.plan import Planned, State, Sweep
 
 _THREADS = "OMP_NUM_THREADS"

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bltoolbox
-from bltoolbox.config.names import LOCK_FILE, is_component, refuse_unusable_name
+from bltoolbox.config.names import LOCK_FILE, SWEEP_FILE, is_component, refuse_unusable_name
 from bltoolbox.config.reading import read_json
 from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.runs.files import UnsafePath, list_folder, make_folder, write_json, write_text
-from bltoolbox.runs.history import SWEEP_FILE, RunHistory, has_checkpoint, is_run, read_status, refuse_paths
+from bltoolbox.runs.history import RunHistory, has_checkpoint, is_run, refuse_paths
 from bltoolbox.runs.locks import is_locked, locked
+from bltoolbox.runs.logs import read_status
 from bltoolbox.runs.metric import Metric
 from bltoolbox.runs.settings import differing, flatten
 from bltoolbox.training.sweep.grid import Cell, Grid, free_name
