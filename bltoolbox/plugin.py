@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.records import Effort as Effort
     from bltoolbox.bilevel.records import Estimate as Estimate
     from bltoolbox.bilevel.records import HypergradientResult as HypergradientResult
-    from bltoolbox.bilevel.records import Potentials as Potentials
     from bltoolbox.bilevel.records import Rows as Rows
     from bltoolbox.bilevel.records import Scales as Scales
     from bltoolbox.bilevel.records import Solution as Solution
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.tensors import Constant as Constant
     from bltoolbox.bilevel.tensors import dot as dot
     from bltoolbox.bilevel.tensors import expand as expand
-    from bltoolbox.bilevel.tensors import image_layout as image_layout
     from bltoolbox.bilevel.tensors import keyed_generator as keyed_generator
     from bltoolbox.bilevel.tensors import lasting as lasting
     from bltoolbox.bilevel.tensors import norm as norm
@@ -83,6 +81,7 @@ if TYPE_CHECKING:
     from bltoolbox.errors import BltError as BltError
     from bltoolbox.errors import MissingError as MissingError
     from bltoolbox.errors import NumericalError as NumericalError
+    from bltoolbox.restoration.layout import image_layout as image_layout
     from bltoolbox.restoration.npy import map_array as map_array
     from bltoolbox.restoration.npy import read_array as read_array
     from bltoolbox.restoration.pictures.images import SUFFIXES as SUFFIXES
@@ -96,6 +95,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.roles import DataTerm as DataTerm
     from bltoolbox.restoration.roles import Noise as Noise
     from bltoolbox.restoration.roles import Operator as Operator
+    from bltoolbox.restoration.roles import Potentials as Potentials
     from bltoolbox.restoration.roles import Regularizer as Regularizer
     from bltoolbox.restoration.roles import Sample as Sample
     from bltoolbox.restoration.roles import UpperLoss as UpperLoss
@@ -131,7 +131,6 @@ _HOME = {
         "Effort",
         "Estimate",
         "HypergradientResult",
-        "Potentials",
         "Rows",
         "Scales",
         "Solution",
@@ -157,7 +156,6 @@ _HOME = {
         "Constant",
         "dot",
         "expand",
-        "image_layout",
         "keyed_generator",
         "lasting",
         "norm",
@@ -182,6 +180,7 @@ _HOME = {
         "read_text",
     ),
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
+    "bltoolbox.restoration.layout": ("image_layout",),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),
     "bltoolbox.restoration.pictures.images": (
         "SUFFIXES",
@@ -196,6 +195,7 @@ _HOME = {
         "DataTerm",
         "Noise",
         "Operator",
+        "Potentials",
         "Regularizer",
         "Sample",
         "UpperLoss",

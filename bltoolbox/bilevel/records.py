@@ -195,18 +195,6 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Potentials:
-    """What a regularizer puts on its responses: curves t ↦ ψ_j(t), a row of ``values`` each, at the places ``t``."""
-
-    #: Shape (N,), increasing.
-    t: Tensor
-    #: Shape (J, N), weights included.
-    values: Tensor
-    #: How much each of them matters, shape (J,).
-    weights: Tensor
-
-
-@dataclass(frozen=True)
 class Value:
     """f at θ with ``lower ≤ f ≤ upper``: certified where the strong convexity is known, elsewhere estimated if
     the oracle was asked for bounds; ``upper`` is infinite if not."""

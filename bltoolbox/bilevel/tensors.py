@@ -71,16 +71,6 @@ def expand(scalars: Tensor, like: Tensor) -> Tensor:
     return scalars.view(-1, *(1,) * (like.ndim - 1))
 
 
-def image_layout(x: Tensor) -> Tensor:
-    """Channels last for image batches: halves the cost of few-channel convolutions on CPU."""
-    if x.ndim != 4:
-        return x
-    if x.shape[1] == 1:
-        # Both layouts are the same memory; a convolution goes by the strides for the layout of what it returns.
-        return x.contiguous().squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 def take(state: State, index: Tensor) -> State:
     """The rows ``index`` of every tensor in a dataclass of tensors."""
     changes = {

@@ -170,17 +170,18 @@ class Store:
         self._arriving.clear()
 
     def _allocate(self, like: Tensor) -> Tensor:
-        """Room for all rows, channels last for images, in a file without a name if it is large."""
+        """Room for all rows, those of three dimensions channels last, in a file without a name if it is large."""
         size, shape = 2 * self.count, tuple(like.shape[1:])
-        image = len(shape) == 3
-        if image:
+        # Batches of such rows come and go in that order, so that a copy is a plain copy.
+        channels_last = len(shape) == 3
+        if channels_last:
             shape = (*shape[1:], shape[0])
         numbers = size * max(1, torch.Size(shape).numel())
         if numbers * like.element_size() > MAPPED:
             rows = _mapped(numbers, like.dtype, self.folder).view(size, *shape)
         else:
             rows = torch.empty((size, *shape), dtype=like.dtype)
-        return rows.permute(0, 3, 1, 2) if image else rows
+        return rows.permute(0, 3, 1, 2) if channels_last else rows
 
     def _row(self, sample: int) -> Tensor | None:
         index = torch.tensor([sample // self.ranks.size])

@@ -20,12 +20,13 @@ import bltoolbox
 from bltoolbox.bilevel.device import DTYPES
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import detached, image_layout
+from bltoolbox.bilevel.tensors import detached
 from bltoolbox.config.block import Block
 from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.shipped import find_model

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.problem import Upper, rows_of
-from bltoolbox.bilevel.records import Bound, Constants, Potentials, Rows, Theta
+from bltoolbox.bilevel.records import Bound, Constants, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Role
 
 
@@ -148,6 +148,18 @@ class DataTerm(Parametric):
     def prox(self, theta: Theta, t: Tensor, y: Tensor, step: Tensor | float) -> Tensor:
         """argmin_u ½(u − t)² + step·d(u; y), entry by entry."""
         raise NotImplementedError(f"{type(self).__name__} has no proximal map")
+
+
+@dataclass(frozen=True)
+class Potentials:
+    """What a regularizer puts on its responses: curves t ↦ ψ_j(t), a row of ``values`` each, at the places ``t``."""
+
+    #: Shape (N,), increasing.
+    t: Tensor
+    #: Shape (J, N), weights included.
+    values: Tensor
+    #: How much each of them matters, shape (J,).
+    weights: Tensor
 
 
 class Regularizer(Parametric):

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Theta
-from bltoolbox.bilevel.tensors import image_layout, keyed_generator
+from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.roles import Data, Operator, Sample
 
 #: ITU-R BT.601 luma.

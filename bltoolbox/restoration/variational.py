@@ -21,7 +21,8 @@ from torch import Tensor
 from bltoolbox.bilevel.problem import Composite, Linearization, Lower, Upper, rows_of
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
-from bltoolbox.bilevel.tensors import detached, dot, image_layout, norm, ordinary
+from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
+from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, ImageMetric
 from bltoolbox.restoration.roles import DataTerm, Operator, Regularizer, UpperLoss
 from bltoolbox.restoration.samples import Samples
