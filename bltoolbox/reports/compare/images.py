@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.names import RECIPE_FILE
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from bltoolbox.config.recipe import Recipe
     from bltoolbox.config.registry import Registry
     from bltoolbox.restoration.evaluation import Evaluation
     from bltoolbox.restoration.samples import Samples
@@ -107,32 +106,16 @@ def _restore(group: Group, metric: Metric, costs: Sequence[float], position: int
 
 def _samples(run: RunHistory, registry: Registry) -> Samples:
     from bltoolbox.config.recipe import load_recipe
+    from bltoolbox.restoration.from_recipe import build, evaluation_samples
 
     recipe = load_recipe(run.path / RECIPE_FILE, (), registry)
     if recipe.evaluation is None:
         raise UsageError(f"{run.path}: its recipe has no evaluation images to show; leave --at out")
+    recipe = replace(recipe, device="cpu")
     try:
-        return evaluation_samples(recipe, registry)
-    except ValueError as error:
-        raise BltError(f"{run.path}: the evaluation images cannot be had: {error}") from error
-
-
-def evaluation_samples(recipe: Recipe, registry: Registry) -> Samples:
-    """The evaluation images of a recipe with their measurements, on the CPU; ValueError when they cannot be had."""
-    import torch
-
-    from bltoolbox.restoration.from_recipe import build
-    from bltoolbox.restoration.samples import Samples
-
-    return Samples(
-        build(recipe, "evaluation", registry),
-        build(recipe, "operator", registry),
-        noise=recipe.noise,
-        seed=recipe.seed,
-        color=recipe.color,
-        stream="evaluation",
-        dtype=getattr(torch, recipe.dtype),
-    )
+        return evaluation_samples(recipe, build(recipe, "operator", registry), registry)
+    except BltError as error:
+        raise BltError(f"{run.path}: the evaluation images cannot be loaded: {error}") from error
 
 
 def _evaluate(
