@@ -95,8 +95,7 @@ def run(
     from bltoolbox.training.resume import reopen
 
     sources, overrides = split_overrides(arguments)
-    if len(sources) != 1:
-        raise UsageError("blt run takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
+    _only_one(sources, "blt run takes one recipe")
     overrides += [
         f"{key}={value}" for key, value in (("device", device), ("seed", seed)) if value is not None
     ]
@@ -136,6 +135,11 @@ def run(
             _show(result, as_json, ranks)
 
 
+def _only_one(sources: list[str], rule: str) -> None:
+    if len(sources) != 1:
+        raise UsageError(rule + (f", got {', '.join(sources)}" if sources else ""))
+
+
 def _profilers(wanted: bool, directory: RunDirectory) -> list[Listener]:
     if not wanted:
         return []
@@ -167,10 +171,7 @@ def resume(
     from bltoolbox.training.resume import reopen
 
     sources, overrides = split_overrides(arguments)
-    if len(sources) != 1:
-        raise UsageError(
-            "blt resume takes one run directory" + (f", got {', '.join(sources)}" if sources else "")
-        )
+    _only_one(sources, "blt resume takes one run directory")
     path = Path(sources[0])
     if to_launch(nproc):
         words = ["resume", str(path), *overrides, *passed_on(quiet, verbose, as_json, debug, plugin)]
