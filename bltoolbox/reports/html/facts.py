@@ -55,6 +55,14 @@ _SECTIONS = (
     "device",
 )
 _TAIL = 12
+_SURROUNDINGS = {
+    "bltoolbox": "bltoolbox",
+    "torch": "torch",
+    "python": "Python",
+    "device": "device",
+    "threads": "threads",
+    "platform": "",
+}
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,23 @@ class RunFacts:
     def log(self) -> str:
         """The last lines of the log."""
         return "\n".join(log_end(self.run.path)[-_TAIL:])
+
+    def sources(self) -> list[tuple[str, str, str]]:
+        """Key, title and text of what the page quotes."""
+        command = self.environment().get("command")
+        parts = [
+            ("resolved", "Resolved recipe, every default written out", self.resolved()),
+            ("given", "As it was given", self.given()),
+            ("command", "Command", " ".join(map(str, command)) if isinstance(command, list) else ""),
+            ("log", "End of the log", self.log()),
+        ]
+        return [part for part in parts if part[2] or part[0] == "resolved"]
+
+    def surroundings(self) -> str:
+        """Versions and the machine, in a line."""
+        environment = self.environment()
+        known = [(name, environment.get(key)) for key, name in _SURROUNDINGS.items()]
+        return " · ".join(f"{name} {value}" for name, value in known if value)
 
     def notes(self) -> list[str]:
         """What a reader should know before believing the page."""
