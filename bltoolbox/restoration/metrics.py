@@ -89,8 +89,8 @@ def pick(names: Iterable[str]) -> tuple[ImageMetric, ...]:
     names = list(dict.fromkeys(names))
     for name in names:
         if name not in METRICS:
-            hint = did_you_mean(name, METRICS)
-            raise UsageError(f"there is no metric {name!r}{hint}; choose from {', '.join(METRICS)}")
+            hint = did_you_mean(name, METRICS) or f"; choose from {', '.join(METRICS)}"
+            raise UsageError(f"there is no metric {name!r}{hint}")
     return tuple(METRICS[name] for name in names)
 
 
