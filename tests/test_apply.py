@@ -109,7 +109,7 @@ def test_results_are_not_restored_again(blt_here: Call) -> None:
     save("in/a.png")
     assert blt_here("apply", "toy.safetensors", "in").code == 0
     again = blt_here("apply", "toy.safetensors", "in", "--force")
-    assert again.code == 0 and "1 files in in are results already" in again.err
+    assert again.code == 0 and "1 files in in are already results" in again.err
     assert {path.name for path in Path("in").iterdir()} == {"a.png", "a-restored.png"}
 
 
@@ -123,7 +123,7 @@ def test_out_may_be_a_file_of_another_format(blt_here: Call) -> None:
 def test_formats_that_are_not_written_become_png(blt_here: Call) -> None:
     save("a.bmp")
     done = blt_here("apply", "toy.safetensors", "a.bmp")
-    assert done.code == 0 and ".bmp is not written, so it becomes PNG" in done.err
+    assert done.code == 0 and ".bmp cannot be written, so it becomes PNG" in done.err
     with Image.open("a-restored.png") as image:
         assert image.format == "PNG"
 
@@ -165,8 +165,8 @@ REFUSALS: dict[str, tuple[list[str], int, str]] = {
     "an unfinished run": (["half", "a.png"], 4, "the run is not finished"),
     "a model that is none": (["a.png", "a.png"], 1, "is not a readable θ file"),
     "no pictures": (["toy.safetensors", "empty"], 2, "there is no picture in empty"),
-    "noise": (["toy.safetensors", "a.png", "--noise", "loud"], 2, "no noise level"),
-    "no noise": (["toy.safetensors", "a.png", "--noise", "0"], 2, "no noise level"),
+    "noise": (["toy.safetensors", "a.png", "--noise", "loud"], 2, "not a noise level"),
+    "no noise": (["toy.safetensors", "a.png", "--noise", "0"], 2, "not a noise level"),
     "tol": (["toy.safetensors", "a.png", "--tol", "0"], 2, "--tol 0 is out of range"),
     "truth": (["toy.safetensors", "a.png", "--truth", "none.png"], 2, "no file or folder none.png"),
     "one truth": (
@@ -174,9 +174,13 @@ REFUSALS: dict[str, tuple[list[str], int, str]] = {
         2,
         "one file, but there are 2 pictures",
     ),
-    "one file": (["toy.safetensors", "a.png", "b.png", "-o", "c.png"], 2, "one file, for 2 pictures"),
-    "a format": (["toy.safetensors", "a.png", "-o", "c.gif"], 2, "files .gif are not written"),
-    "a file as folder": (["toy.safetensors", "a.png", "-o", "some.txt"], 2, "name a folder"),
+    "one file": (
+        ["toy.safetensors", "a.png", "b.png", "-o", "c.png"],
+        2,
+        "one file, but there are 2 pictures",
+    ),
+    "a format": (["toy.safetensors", "a.png", "-o", "c.gif"], 2, ".gif files cannot be written"),
+    "a file as folder": (["toy.safetensors", "a.png", "-o", "some.txt"], 2, "give a folder"),
     "a clash": (["toy.safetensors", "a.png", "in/a.png", "-o", "out"], 2, "would both become"),
     "operator": (["toy.safetensors", "a.png", "--operator", "blurr"], 4, "did you mean 'blur'"),
     "no kernel": (["toy.safetensors", "a.png", "--operator", "blur"], 2, "needs a kernel"),
@@ -256,7 +260,7 @@ def test_a_truth_that_does_not_fit_is_told(blt_here: Call) -> None:
     done = blt_here("apply", "toy.safetensors", "in", "-o", "out", "--truth", "clean")
     assert done.code == 1
     assert "it is 10×10 and the result 24×30" in done.err
-    assert "clean holds no picture called b" in done.err
+    assert "clean contains no picture named b" in done.err
     assert {path.name for path in Path("out").iterdir()} == {"a-restored.png", "b-restored.png"}
 
 
@@ -363,7 +367,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 
 
 def test_memory_is_bounded(here: Path) -> None:
-    """24 million pixels: some bytes a pixel for decoding and encoding, where all tiles at once would take hundreds."""
+    """24 million pixels: some bytes a pixel for decoding and encoding, where all tiles at once would take
+    hundreds."""
     toy_model(regularizer="tikhonov", lower_solver="gd").save(here / "tiny.safetensors")
     pixels = np.zeros((4000, 6000, 3), np.uint8)
     pixels[::7] = 200

@@ -125,7 +125,7 @@ class TestKernels:
         ]
         for result in results:
             assert abs(result.mean() - 0.5) < 1e-3
-        with pytest.raises(UsageError, match="no matrix"):
+        with pytest.raises(UsageError, match="not a matrix"):
             model.with_operator("blur", kernel=[["a"]])
 
 

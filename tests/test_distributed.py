@@ -531,7 +531,7 @@ class TestPlaces:
         ranks.rank, ranks.size, ranks.local = 3, 4, 1
         assert pick_device("auto", ranks) == pick_device("cuda", ranks) == torch.device("cuda:1")
         assert pick_device("cpu", ranks) == torch.device("cpu")
-        with pytest.raises(MissingError, match="each has its own"):
+        with pytest.raises(MissingError, match="each rank gets its own"):
             pick_device("cuda:0", ranks)
         ranks.local = 2
         with pytest.raises(MissingError, match="each rank needs one of its own"):

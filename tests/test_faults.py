@@ -128,7 +128,7 @@ def test_an_image_lost_during_a_run_is_named_and_the_run_goes_on_once_it_is_back
                     content[:middle] + (b"" if trouble == "cut" else b"?" * (len(content) - middle))
                 )
 
-    with pytest.raises(BltError, match=r"an image cannot be had: .*7\.png") as caught:
+    with pytest.raises(BltError, match=r"an image cannot be loaded: .*7\.png") as caught:
         run(asked, out=tmp_path / "run", listeners=[Trouble()])
     assert type(caught.value) is BltError and caught.value.exit_code == 1
     assert "failed" in json.loads((tmp_path / "run" / "status.json").read_text())["status"]

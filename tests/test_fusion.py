@@ -38,7 +38,7 @@ def test_without_a_compiler_it_goes_on_with_a_line(
     with caplog.at_level(logging.WARNING, logger="bltoolbox"):
         assert [float(fused(torch.ones(()), torch.ones(()))) for _ in range(2)] == [2.0, 2.0]
     assert [record.getMessage() for record in caplog.records] == [
-        "torch.compile failed, going on without it: no C++ compiler"
+        "torch.compile failed; continuing without it: no C++ compiler"
     ]
 
 

@@ -1,4 +1,5 @@
-"""neumann, unrolled, one-step and minres: against closed forms and finite differences, with the errors they promise."""
+"""neumann, unrolled, one-step and minres: against closed forms and finite differences, with the errors they
+promise."""
 
 from __future__ import annotations
 
@@ -342,7 +343,7 @@ def test_minres_solves_indefinite_systems_and_cg_refuses_them() -> None:
     torch.testing.assert_close(q, torch.linalg.solve(system.matrices, rhs), rtol=0, atol=1e-7)
     torch.testing.assert_close(residual, norm(rhs - system.hvp(q)), rtol=1e-6, atol=1e-15)
     assert bool((residual <= tol).all()) and bool((iterations[1] < iterations[0]).all())
-    with pytest.raises(NumericalError, match=r"^somebody met a direction of non-positive curvature"):
+    with pytest.raises(NumericalError, match=r"^somebody encountered a direction of non-positive curvature"):
         solve_linear(ConjugateGradients("somebody"), system, rhs, torch.zeros_like(rhs), tol, 500)
 
 

@@ -243,7 +243,7 @@ def test_newton_converges_with_its_order(forcing: float, order: float) -> None:
 
 def test_newton_says_who_met_negative_curvature() -> None:
     lower = lower_level(Concave(), noisy(1))
-    with pytest.raises(NumericalError, match="newton-cg met a direction of non-positive curvature"):
+    with pytest.raises(NumericalError, match="newton-cg encountered a direction of non-positive curvature"):
         solve(NewtonCG(), lower, lower.start(), 1e-6)
 
 

@@ -36,7 +36,7 @@ def test_levels_as_people_write_them(given: str | float | None, expected: float 
     "given", ["", "much", "0", "-1", "-25/255", "25/0", "300", "nan", "inf", "1e999", "1/", "2/1"]
 )
 def test_other_words_are_refused(given: str) -> None:
-    with pytest.raises(UsageError, match="is no noise level"):
+    with pytest.raises(UsageError, match="is not a noise level"):
         parse_noise(given)
 
 

@@ -61,7 +61,7 @@ HISTORY = (
 def refused(imports: str, call: str) -> str:
     """The sentence with which a file is refused in a process with little memory, none of which was taken."""
     said, growth = read_in_process(imports, call)
-    assert "MemoryError" not in said and "fit into the memory" not in said, said
+    assert "MemoryError" not in said and "fit into memory" not in said, said
     assert growth < GROWTH, f"{growth / 2**20:.0f} MiB: {said}"
     return said
 

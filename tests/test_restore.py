@@ -259,9 +259,9 @@ def test_alpha_is_kept(colour: Model, colours: int) -> None:
         (np.zeros((2, 3, 20, 24)), "expected an array of shape"),
         (np.zeros((20, 24), bool), "not of bool"),
         (np.zeros((20, 24), np.int64), "not of int64"),
-        (np.zeros((0, 24), np.uint8), "holds nothing"),
+        (np.zeros((0, 24), np.uint8), "is empty"),
         (np.full((20, 24), np.nan), "or NaN"),
-        (np.full((20, 24), 200.0), "far from it"),
+        (np.full((20, 24), 200.0), "far outside"),
         ([[1, 2]], "got list"),
         (torch.zeros(5), "expected a tensor of shape"),
     ],
@@ -351,4 +351,4 @@ def test_a_limit_is_told(colour: Model) -> None:
 
     short = Model(colour.problem, colour.solver, colour.theta, replace(colour.recipe, iteration_limit=2))
     _, report = Restorer(short).run(noisy_picture(30, 30))
-    assert "less accurate than asked for: the iteration limit" in report.notes[0]
+    assert "less accurate than requested: the iteration limit" in report.notes[0]

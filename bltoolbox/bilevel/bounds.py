@@ -1,4 +1,4 @@
-"""How wrong a hypergradient can be.
+"""Error bounds of hypergradients.
 
 With ε the distance of x̃ to the minimiser, δ the residual norm of the adjoint system and μ the strong convexity,
 
@@ -7,11 +7,11 @@ With ε the distance of x̃ to the minimiser, δ the residual norm of the adjoin
 B = ∂²_{xθ}h(x̃), L_H and L_B the Lipschitz constants of ∇²h and of B in x.
 
 *Estimated*: L_H and L_B by the change of ∇²h q and Bᵀq between the start x₀ of the solve and x̃; ‖B‖ by the largest
-of ‖Bᵀv‖/‖v‖ over the directions that errors come along: the adjoint q, its right-hand side ∇g, its residual and ∇h.
+of ‖Bᵀv‖/‖v‖ over the directions that errors take: the adjoint q, its right-hand side ∇g, its residual and ∇h.
 (Power iterations find the norm over all directions, which for learned filters is thirty times what any error meets.)
 Where no μ > 0 is known, the smallest Ritz value of ∇²h on the Krylov space of ∇h stands for it, here and in bounds of
-values: what a solver leaves of ∇h lies along flat directions, so these are found. (Those found from ∇g are others:
-‖∇h‖/μ would be down to a quarter of ε in deblurring.) Realistic, and what adaptive methods steer by.
+values: the residual ∇h of a solver lies along flat directions, so these are found. (Starting from ∇g finds others:
+‖∇h‖/μ would be as low as a quarter of ε in deblurring.) Realistic, and used by adaptive methods.
 
 *Certified*: true constants from the regularizer (``Regularizer.constants``) and a known μ. Never exceeded, and
 larger by orders of magnitude: for verification.
@@ -38,7 +38,7 @@ RITZ_STEPS = 12
 
 
 def loss_lipschitz(upper: Upper, x: Tensor, start: Tensor) -> Tensor | float:
-    """L_g, or where it is unknown how much ∇g changed on the way from ``start`` to ``x``, per sample."""
+    """L_g per sample; where it is unknown, the rate of change of ∇g between ``start`` and ``x``."""
     if upper.lipschitz is not None:
         return upper.lipschitz
     travelled = norm(x - start)
@@ -72,7 +72,7 @@ def estimate_bound(
     project: Callable[[Theta], dict[str, Tensor]],
 ) -> BoundEstimate:
     """ω of each sample. ``residual`` is ‖∇h(x̃)‖, ``delta`` the adjoint residual; ``known`` holds the last L_H and
-    L_B, which are kept where x̃ = x₀ says nothing; ``mu`` comes from ``estimate_mu``. Infinite where μ is not
+    L_B, which are kept where x̃ = x₀; ``mu`` comes from ``estimate_mu``. Infinite where μ is not
     positive."""
     hessian = lower.linearize(x)
     product, slope, gradient = hessian.hvp(q), upper.gradient(x), lower.gradient(x)
@@ -142,12 +142,12 @@ def knows_mu(lower: Lower) -> bool:
 
 
 def _gain(image: Tensor, v: Tensor) -> Tensor:
-    """‖Bᵀv‖/‖v‖ of each sample; a direction that is zero says nothing."""
+    """‖Bᵀv‖/‖v‖ of each sample; 0 for a zero direction."""
     return norm(image) / norm(v).clamp_min(torch.finfo(v.dtype).tiny)
 
 
 def _mixed(lower: Lower, project: Callable[[Theta], dict[str, Tensor]], x: Tensor, q: Tensor) -> Tensor:
-    """Bᵀq, one row a sample, within what a linear constraint leaves free.
+    """Bᵀq, one row per sample, projected to the directions that a linear constraint leaves free.
 
     z is projected before its norm is taken; without the same projection here the means of the kernels, which cannot
     move, would dominate ‖B‖.
@@ -158,7 +158,7 @@ def _mixed(lower: Lower, project: Callable[[Theta], dict[str, Tensor]], x: Tenso
 
 
 class Certificate:
-    """What the log says of one hypergradient: how far x̃ may be from the minimiser and z from ∇f, over the
+    """What is logged about one hypergradient: how far x̃ may be from the minimiser and z from ∇f, over the
     samples."""
 
     def __init__(self, bound: BoundKind = "none") -> None:
@@ -169,7 +169,7 @@ class Certificate:
 
     @property
     def wants_estimate(self) -> bool:
-        """Whether the estimated bound is to be computed for the log; a certified one falls back to it."""
+        """Whether to compute the estimated bound for the log; a certified one falls back to it."""
         return self.bound != "none"
 
     def add(

@@ -11,13 +11,13 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
-    """`auto` is the first CUDA device if there is one, else the CPU. Each of several ranks has a device of its own."""
+    """`auto` is the first CUDA device if there is one, else the CPU. Each of several ranks has its own device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if ranks.size > 1 and name.startswith("cuda"):
         if name != "cuda":
             raise MissingError(
-                f"device {name!r} is one, for {ranks.size} ranks; use cuda, and each has its own"
+                f"device {name!r} cannot be shared by {ranks.size} ranks; use cuda, so that each rank gets its own"
             )
         name = f"cuda:{ranks.local}"
     try:
@@ -44,7 +44,7 @@ def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
 
 
 def set_precision(tf32: bool) -> None:
-    """Say what CUDA may do with float32, rather than leave it to the defaults of a version of torch."""
+    """Set the precision of float32 on CUDA, independent of the defaults of torch."""
     convolutions = getattr(torch.backends.cudnn, "conv", None)
     if convolutions is None:  # before torch 2.9
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32

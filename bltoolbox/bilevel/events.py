@@ -1,4 +1,4 @@
-"""What happens in a run, as those are told who listen: progress displays, run directories, loggers."""
+"""The events of a run, for its listeners: progress displays, run directories, loggers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Is told what happens, on rank 0 alone; every method may be left out. What it is given must not be changed."""
+    """Receives the events of a run, on rank 0 only; every method is optional. Arguments must not be changed."""
 
     def started(self, experiment: Experiment) -> None:
         """Everything is built; nothing has been computed.
 
-        ``experiment.recipe`` says what is run and ``experiment.run_dir`` where it is written, None if nowhere.
+        ``experiment.recipe`` is the recipe and ``experiment.run_dir`` the run directory, None if nothing is written.
         """
 
     def resumed(self, step: int) -> None:
-        """Told after ``started`` when a run goes on: steps behind ``step`` come again, whatever was told of them."""
+        """Follows ``started`` when a run is resumed: steps after ``step`` are repeated, even if they were reported
+        before."""
 
     def phase(self, sentence: str) -> None:
-        """Something that is not a training step takes time now."""
+        """Something other than a training step takes time now."""
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
-        """One step is done: its log record, the time since the start, and the part of the budget that is used."""
+        """A step is done: its log record, the time since the start, and the fraction of the budget used."""
 
     def checked(self, check: Check, theta: Mapping[str, Tensor]) -> None:
         """The held-out images were restored with θ."""

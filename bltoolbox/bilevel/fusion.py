@@ -1,8 +1,8 @@
-"""Pointwise work in one pass over memory, by torch.compile, for a component that was asked to.
+"""Pointwise work in one pass over memory by torch.compile, for components with ``compile: true``.
 
 A chain of elementwise operations and sums reads and writes each large tensor again and again; compiled, it touches
-each once. That needs a while at first (about 20 s; 2 s once torch has the result on disk) and a C++ compiler on CPU;
-where it fails, one line says so and the function runs as it is written.
+each once. Compiling takes a while at first (about 20 s; 2 s once torch has cached the result on disk) and needs a C++
+compiler on the CPU; if it fails, a warning is logged and the function runs uncompiled.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ class Fused(Generic[P, R]):
             except Exception as error:
                 self._failed = True
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                log.warning("torch.compile failed, going on without it: %s", reason)
+                log.warning("torch.compile failed; continuing without it: %s", reason)
         return self._plain(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""What the oracle has answered in the step under way.
+"""The answers of the oracle in the current step.
 
-One step of a full-batch method can take hours, in many oracle calls. A checkpoint between two of them holds the
-state at the beginning of the step and the answers since: on resume the optimizer takes the same step again, is
-given the same answers at once, and goes on where it was. No optimizer has to know.
+One step of a full-batch method can take hours, in many oracle calls. A checkpoint between two of them contains the
+state at the beginning of the step and the answers since: on resume the optimizer repeats the step, receives the
+same answers at once, and continues where it was. No optimizer has to know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Trial = list[tuple[list[int], Tensor]]
 
 
 class Journal:
-    """Answers in the order they were given; those from a checkpoint are given again first."""
+    """Answers in order; those from a checkpoint are replayed first."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[str, Answer]] = []
@@ -31,7 +31,7 @@ class Journal:
 
     @property
     def replaying(self) -> bool:
-        """Whether the next question has been answered before."""
+        """Whether the next question was answered before the interruption."""
         return self._position < len(self._entries)
 
     def replay(self, question: str) -> Any:

@@ -1,8 +1,8 @@
-"""Symmetric linear systems H q = b, one a sample: the loop around any iterative method, and conjugate gradients.
+"""Symmetric linear systems H q = b, one per sample: the loop around any iterative method, and conjugate gradients.
 
 Every sample has its own scalars, its own stopping and its own start, and leaves the batch when it is done. A method
-brings a record of tensors at a start and one iteration; it may keep its residual by a recursion, since what is returned
-is recomputed from q: if the recursion had drifted, the method starts again from there.
+provides a record of tensors at a start and one iteration; it may update its residual by a recursion, since the
+returned residual is recomputed from q: if the recursion has drifted, the method restarts from there.
 
 Reference: Hestenes & Stiefel, *Methods of conjugate gradients for solving linear systems*, J. Res. NBS 1952.
 """
@@ -41,7 +41,7 @@ class LinearMethod(Protocol):
 def solve_linear(
     method: LinearMethod, system: S, rhs: Tensor, start: Tensor, tol: Tensor, limit: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Solve H q = rhs a sample to ‖rhs − Hq‖ ≤ tol: q, the recomputed residual norm and the iterations."""
+    """Solve H q = rhs for each sample to ‖rhs − Hq‖ ≤ tol: q, the recomputed residual norm and the iterations."""
     q, iterations = start.clone(), torch.zeros(len(rhs), dtype=torch.long, device=rhs.device)
     residual = torch.empty_like(tol)
     order = torch.arange(len(rhs), device=rhs.device)
@@ -54,7 +54,7 @@ def solve_linear(
         iterations[order] += count
         true = norm(rhs[order] - part.hvp(found))
         residual[order] = true
-        # Once more from the recomputed residual, unless it is met, the limit is, or the last sweep gained nothing.
+        # Restart from the recomputed residual, unless tolerance or limit is reached or the last sweep made no progress.
         again = (true > tol[order]) & (iterations[order] < limit) & (true < 0.5 * previous)
         previous, order = true[again], order[again]
     return q, residual, iterations
@@ -63,7 +63,8 @@ def solve_linear(
 def sweep(
     method: LinearMethod, system: S, rhs: Tensor, start: Tensor, tol: Tensor, limit: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Iterate until the method's own residual meets ``tol`` or ``limit`` iterations are spent: q and the iterations."""
+    """Iterate until the method's own residual meets ``tol`` or ``limit`` iterations are spent: q and the
+    iterations."""
     out, iterations = start.clone(), torch.zeros_like(limit)
     order = torch.arange(len(rhs), device=rhs.device)
     state = method.init(system, rhs, start, tol)
@@ -80,7 +81,7 @@ def sweep(
 
 
 def initial_residual(system: System, rhs: Tensor, start: Tensor) -> Tensor:
-    """b − H q at the start, without a product when every start is zero."""
+    """b − H q at the start, without a product if every start is zero."""
     return rhs - system.hvp(start) if bool((start != 0).any()) else rhs.clone()
 
 
@@ -98,7 +99,7 @@ def smallest_ritz(system: System, start: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         w = system.hvp(v) - expand(beta, before) * before
         alpha = dot(v, w)
-        # Beyond an invariant subspace there is nothing: a copy of the first entry is no smaller than the least value.
+        # Beyond an invariant subspace, a copy of the first entry is used, which is not below the smallest value.
         diagonal.append(torch.where(alive, alpha, diagonal[0]) if diagonal else alpha)
         w = w - expand(alpha, v) * v
         beta = norm(w)
@@ -125,7 +126,7 @@ class CGState:
 
 @dataclass(frozen=True)
 class ConjugateGradients:
-    """For a positive definite H; the sentence for any other H names ``caller``."""
+    """For a positive definite H; the error for any other H names ``caller``."""
 
     caller: str = "conjugate gradients"
 
@@ -140,11 +141,11 @@ class ConjugateGradients:
         if not bool((curvature > 0).all()):
             if not bool(torch.isfinite(curvature).all()):
                 raise NumericalError(
-                    f"{self.caller} met a NaN or Inf in a Hessian product: θ is out of range; use a smaller step"
+                    f"{self.caller} encountered NaN or Inf in a Hessian product: θ is out of range; use a smaller step"
                 )
             raise NumericalError(
-                f"{self.caller} met a direction of non-positive curvature: the lower-level energy is not strongly"
-                " convex there; set strong_convexity in the recipe or use a convex regularizer"
+                f"{self.caller} encountered a direction of non-positive curvature: the lower-level energy is not"
+                " strongly convex there; set strong_convexity in the recipe or use a convex regularizer"
             )
         alpha = state.rr / curvature
         q = torch.addcmul(state.q, expand(alpha, state.p), state.p)

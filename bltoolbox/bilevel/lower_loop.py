@@ -1,8 +1,8 @@
 """The one lower-level loop: per-sample stopping, compaction, budget and guards around any solver's step.
 
 A sample leaves the batch in the iteration in which its residual reaches its tolerance, and costs nothing from
-then on. A solver whose residual is a by-product of cached quantities is not believed: the gradient is
-recomputed from x before a sample is declared finished, and the solver starts again from there if it was wrong.
+then on. A solver whose residual is a by-product of cached quantities is verified: the gradient is
+recomputed from x before a sample is declared finished, and the solver restarts from there if it was wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CODE = {status: code for code, status in enumerate(_STATUSES)}
 _PATIENCE = 60
 #: Times that a recomputed residual may contradict the solver without any progress.
 _STRIKES = 3
-#: Growth of the residual that counts as divergence.
+#: Growth of the residual that is treated as divergence.
 _DIVERGENCE = 1e6
 
 
@@ -75,8 +75,9 @@ def solve(
     """Run ``solver`` on each sample from ``x0`` until ``lower.residual(x) ≤ tol``.
 
     ``tol`` bounds the gradient norm; a distance ε asks for μ ε. Every ``check_every`` iterations (1 on CPU, 4 where a
-    look at the residual makes the host wait for a device) finished samples leave. ``ending`` is the status of a sample
-    that has spent ``limit`` iterations: with ``Status.STEPS`` that many were asked for, and only NaN ends it earlier.
+    look at the residual makes the host wait for a device) finished samples leave. ``ending`` is the status of a
+    sample that has spent ``limit`` iterations: with ``Status.STEPS`` that many were asked for, and only NaN ends it
+    earlier.
 
     Not differentiable: the solution is detached from ``x0``, y and θ. Works inside ``torch.inference_mode``.
     """
@@ -135,7 +136,7 @@ def _judge(
 
 
 def _patience(lower: Lower) -> Tensor:
-    """Iterations without progress that say that a sample is stalled; at least ``_PATIENCE``."""
+    """Iterations without progress after which a sample is stalled; at least ``_PATIENCE``."""
     patience = torch.full_like(lower.mu, 10 * _PATIENCE)
     if not lower.bounded:
         return patience
@@ -147,7 +148,7 @@ def _patience(lower: Lower) -> Tensor:
 def _verify(
     solver: LowerSolver, lower: Lower, state: Any, progress: _Progress, verdict: Tensor, last: bool
 ) -> tuple[Any, Tensor]:
-    """Recompute the residual of every sample that wants to leave, and send back those that claimed too much."""
+    """Recompute the residual of every sample about to leave, and keep those whose claim was wrong."""
     index = torch.nonzero(verdict != _RUNNING).flatten()
     residual = lower.take(index).residual(state.x[index])
     state = replace(state, residual=state.residual.index_put((index,), residual))
@@ -178,7 +179,7 @@ class _Output:
     def retire(
         self, lower: Lower, state: Any, progress: _Progress, verdict: Tensor, iteration: int
     ) -> tuple[Lower, Any]:
-        """Write down the samples that are finished and continue with the others."""
+        """Record the finished samples and continue with the others."""
         done = torch.nonzero(verdict != _RUNNING).flatten()
         target = progress.active[done]
         self.x[target] = state.x[done]

@@ -1,6 +1,6 @@
 """Freed memory stays with the process for a while, if the process asks for it.
 
-The C library hands large blocks back to the system as soon as they are freed, and the system clears each page again
+The C library returns large blocks to the system as soon as they are freed, and the system clears each page again
 when the next tensor touches it. Iterations that make a handful of large tensors each then spend up to half of their
 time in page faults. glibc can be told to keep what it has, for the whole process: the ``blt`` command does that, a
 library must not do it behind the back of whoever imports it. Blocks of ever new sizes would leave ever new gaps, so
@@ -72,5 +72,6 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory(after: float = 0.0) -> bool:
-    """Give back what is kept, unless that was done less than ``after`` seconds ago; does nothing if nothing is kept."""
+    """Give back what is kept, unless that was done less than ``after`` seconds ago; does nothing if nothing is
+    kept."""
     return _ALLOCATOR.give_back(after)

@@ -3,7 +3,7 @@
     f_v(θ) = 1/m Σ_i v_i g_i(x̂_i(θ))
 
 Sums are accumulated over chunks in float64, so that a batch of any size takes the memory of one chunk. On several
-ranks each solves its share of a batch; what they found is added, and all give the same answer.
+ranks each solves its share of a batch; the results are added, and all ranks give the same answer.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import NumericalError
 
-#: What the names of an estimator's stores begin with.
+#: Prefix of the names of an estimator's stores.
 MEMORY = "memory."
-#: Accuracy, relative to the first gradient norm, of the solves that only tell sizes.
+#: Accuracy, relative to the first gradient norm, of solves that only determine sizes.
 _ROUGH = 0.1
 
 #: What asking counts as, besides what it costs.
@@ -99,7 +99,7 @@ class BilevelOracle:
         self.before_call = before_call
         self.after_call: Callable[[], None] | None = None
         self.cost = Cost()
-        #: What calls cost that were interrupted. They are repeated on resume, so that equal runs have equal ledgers.
+        #: The cost of interrupted calls. They are repeated on resume, so that equal runs have equal ledgers.
         self.interrupted = Cost()
         self.counter = Counter()
         self.slowest = Slowest(0, chunk)
@@ -107,14 +107,14 @@ class BilevelOracle:
         #: The last answer, for the log and for the loop's guards.
         self.latest: HypergradientResult | None = None
         self.ranks = ranks
-        #: Everything that is kept by task: solutions, constants for error bounds, and the estimator's memory.
+        #: Everything that is stored per task: solutions, constants for error bounds, and the estimator's memory.
         self.stores = Stores(len(tasks), ranks)
         self.solutions = self.stores["solutions"]
         self.lipschitz_estimates = self.stores["lipschitz"]
         self._memory: Rows | None = None
 
     def store(self, name: str) -> Store:
-        """The rows of one name, made when they are first asked for."""
+        """The rows of one name, created on first use."""
         return self.stores[name]
 
     def memory(self, theta: Theta) -> Rows:
@@ -146,7 +146,7 @@ class BilevelOracle:
         return solve(self.solver, lower, start, lower.gradient_tol(effort.tol), limit=self.iteration_limit)
 
     def solve(self, chunk: Chunk, effort: Effort) -> Solution:
-        """The solutions of a chunk; a status that no answer can be built on is an error."""
+        """The solutions of a chunk; a status without a usable solution is an error."""
         solution = self.minimise(chunk.lower, chunk.start, effort)
         self.slowest.add(chunk.positions, solution.iterations.tolist())
         fatal = [Status.NOT_FINITE, Status.DIVERGED, Status.LIMIT]
@@ -159,7 +159,7 @@ class BilevelOracle:
         return solution
 
     def new_certificate(self) -> Certificate:
-        """For the next hypergradient: with the error bound if it is its turn."""
+        """For the next hypergradient: with the error bound if it is due."""
         due = self.cost.hypergradients % self.bound_every == 0
         return Certificate(self.bound if due else "none")
 
@@ -167,7 +167,8 @@ class BilevelOracle:
         self.cost = self.cost + cost
 
     def ask(self, question: str, compute: Callable[[], Reply]) -> Reply:
-        """Answer from the journal if this was asked before an interruption, else compute, wholly or not at all."""
+        """Answer from the journal if this was asked before an interruption; else compute, completely or not at
+        all."""
         if self.journal.replaying:
             return self._note(cast(Reply, self.journal.replay(question)))
         if self.before_call is not None:
@@ -187,15 +188,14 @@ class BilevelOracle:
 
     @property
     def certificate(self) -> Mapping[str, float | str]:
-        """What the log says of the last hypergradient."""
+        """What is logged about the last hypergradient."""
         return {} if self.latest is None else self.latest.certificate
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Warm starts change at the end, or not at all. A call that failed is paid for, as it is not made again.
+        """Warm starts change at the end or not at all. A failed call is counted, since it is not repeated.
 
-        One that was interrupted is made again when the run is resumed: the ledger is charged then, ``interrupted``
-        now.
+        An interrupted call is repeated on resume: the ledger counts it then, ``interrupted`` now.
         """
         before = self.cost
         try:
@@ -257,7 +257,8 @@ class BatchOracle:
         add: Callable[[Chunk, Tally], None],
         certificate: Certificate | None = None,
     ) -> Tally:
-        """Solve this rank's share, chunk by chunk, add what all ranks found, and charge it even if it failed."""
+        """Solve the share of this rank chunk by chunk, add the results of all ranks, and count the cost even on
+        failure."""
         oracle = self._oracle
         oracle.slowest = Slowest(len(self._batch.ids), oracle.chunk)
         oracle.counter.collect()
@@ -283,7 +284,7 @@ class BatchOracle:
         return total
 
     def _place(self, question: str, theta: Theta) -> str:
-        """Where ranks meet: those that are asked about another θ are out of step."""
+        """The meeting place of ranks: those with another θ are out of step."""
         if self._oracle.ranks.size == 1:
             return question
         digest = 0
@@ -316,7 +317,7 @@ class BatchOracle:
 
         def add(chunk: Chunk, tally: Tally) -> None:
             start = chunk.lower.start()
-            # A tenth of the first gradient norm is enough to know a size by.
+            # A tenth of the first gradient norm is enough to determine a size.
             tol = _ROUGH * chunk.lower.residual(start)
             solution = solve(oracle.solver, chunk.lower, start, tol, limit=oracle.iteration_limit)
             oracle.slowest.add(chunk.positions, solution.iterations.tolist())
@@ -341,7 +342,7 @@ class BatchOracle:
             total = self._tally("value", theta, add)
         oracle.charge(Cost(line_search=total.cost.lower_iterations))
         if total.failed:
-            # A trial θ so far off that nothing can be computed there is worse than any: a line search continues.
+            # A trial θ where nothing can be computed is worse than any other: a line search continues.
             return total.as_value()
         self._share.bring_home(oracle.ranks, trial, self._like("solutions"))
         return total.as_value(trial)
@@ -375,7 +376,7 @@ class BatchOracle:
         gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
         if not all(bool(torch.isfinite(part).all()) for part in gradient.values()):
             raise NumericalError(
-                f"the hypergradient of samples {_short(self._batch.ids)} is not finite; the step may be too long"
+                f"the hypergradient of samples {_short(self._batch.ids)} is not finite; use a smaller step"
             )
         return HypergradientResult(
             gradient=gradient,
@@ -432,7 +433,7 @@ class BatchOracle:
         return estimate
 
     def _charge_unfinished(self, chunk: Chunk, products: int) -> None:
-        """A system that failed reports no iterations; its Hessian products, one per iteration, stand for them."""
+        """A failed system reports no iterations; its Hessian products, one per iteration, are counted instead."""
         count = len(chunk.samples)
         self._oracle.counter.linear_iterations += products
         self._oracle.slowest.add(chunk.positions, [-(-products // count)] * count, linear=True)
@@ -473,7 +474,7 @@ class BatchOracle:
 
 
 def _unless_failed(tally: Tally) -> Tally:
-    """What ranks found together, or what went wrong on the first of them."""
+    """The combined result of all ranks, or the error of the first that failed."""
     if tally.error is not None:
         raise NumericalError(tally.error)
     return tally

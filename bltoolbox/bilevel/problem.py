@@ -1,14 +1,14 @@
-"""The waist of the house: what one task asks to be minimised, and what judges the minimiser.
+"""The narrow interface of the toolbox: the lower level of a task, and the loss of its minimiser.
 
     x̂_i(θ) = argmin_x h_i(x, θ)                      a ``Lower``
     f(θ)    = 1/m Σ_i v_i g_i(x̂_i(θ), θ) + P(θ)      an ``Upper``, with the penalty P of the problem
 
-Solvers, hypergradients, error bounds and the oracle see these two classes and nothing behind them. A task is a picture
-to reconstruct, a fold of a cross-validation, or a few-shot problem: x may have any shape, and the first dimension of
-every tensor is the task. Nothing may depend on which tasks share a batch.
+Solvers, hypergradients, error bounds and the oracle see these two classes and nothing behind them. A task is a
+picture to reconstruct, a fold of a cross-validation, or a few-shot problem: x may have any shape, and the first
+dimension of every tensor is the task. Nothing may depend on which tasks share a batch.
 
 The author of a problem writes ``start``, ``energy`` and ``take`` of a frozen dataclass with a field ``theta``; every
-derivative then comes from autograd. Whatever is overridden becomes faster, not different.
+derivative then comes from autograd. Overriding a method makes it faster, not different.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Upper(ABC):
 
 
 class Composite(Protocol):
-    """h = Σ_k ψ_k(K_k x) + (μ_0/2)‖x‖², blocks k: what majorise–minimise and primal–dual solvers live on."""
+    """h = Σ_k ψ_k(K_k x) + (μ_0/2)‖x‖², blocks k: the structure that majorise–minimise and primal–dual solvers
+    need."""
 
     @property
     def ridge(self) -> float:
@@ -118,7 +119,7 @@ class Lower(ABC):
 
     @abstractmethod
     def start(self) -> Tensor:
-        """Where a cold solve begins."""
+        """The start of a cold solve."""
 
     def gradient_tol(self, tol: float) -> Tensor:
         """The gradient norm that asks for a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
@@ -153,7 +154,7 @@ class Lower(ABC):
         return norm(self.gradient(x) if gradient is None else gradient)
 
     def linearize(self, x: Tensor) -> Linearization:
-        """∇²h at x, with what depends on x computed once."""
+        """∇²h at x, with everything that depends only on x computed once."""
         self.counter.linearisations += len(x)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
@@ -189,11 +190,12 @@ class Lower(ABC):
         return rows_of(lambda theta: self.pairing(theta, x, q), self.theta)
 
     def constants(self, x: Tensor, radius: Tensor) -> Constants | None:
-        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds; None if unknown."""
+        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds; None if
+        unknown."""
         return None
 
     def composite(self) -> Composite | None:
-        """h as a sum over linear images of x, for solvers that need one; None where it is none."""
+        """h as a sum over linear images of x, for solvers that need it; None if it is not of this form."""
         return None
 
     def block(self: AnyLower, j: Tensor) -> AnyLower:
@@ -201,7 +203,7 @@ class Lower(ABC):
         raise NotImplementedError(f"{type(self).__name__} is not a finite sum")
 
     def view(self, x: Tensor) -> Tensor:
-        """The part of x that ``Upper`` and the metrics look at."""
+        """The part of x that ``Upper`` and the metrics use."""
         return x
 
     def embed(self, v: Tensor) -> Tensor:
@@ -229,7 +231,7 @@ class Linearization:
         return self.product(inside) * self.free + (v - inside)
 
     def take(self, index: Tensor) -> Linearization:
-        """For some of the tasks; what was computed is kept where the product can be divided."""
+        """For some of the tasks; reuses what was computed where the product can be split."""
         lower, x = self.lower.take(index), self.x[index]
         divide = getattr(self.product, "take", None)
         product = None if divide is None else divide(index)
@@ -240,7 +242,7 @@ class Linearization:
 
 @dataclass(frozen=True)
 class _Retained:
-    """Hessian products by a second backward pass through a graph that is kept."""
+    """Hessian products by a second backward pass through a retained graph."""
 
     gradient: Tensor
     x: Tensor
@@ -285,7 +287,7 @@ def _leaves(theta: Theta) -> dict[str, Tensor]:
 
 
 def gradients_of(total: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The derivative of a scalar in each leaf; zero where it does not depend on one."""
+    """The derivative of a scalar in each leaf; zero for leaves it does not depend on."""
     if not total.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)

@@ -1,4 +1,4 @@
-"""The records that travel between the rooms of the house. Failure is data: a status whose value is a sentence."""
+"""The records that are passed between rooms. Failure is data: a status whose value is a sentence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Status(Enum):
     """How a lower-level solve of one sample ended."""
 
     CONVERGED = "the gradient norm reached the tolerance"
-    STEPS = "the number of iterations that was asked for is done"
+    STEPS = "the requested number of iterations is done"
     STALLED = "no progress at the precision of the dtype; use float64 or a larger tolerance"
     LIMIT = "the iteration limit was reached; raise it or use a larger tolerance"
     DIVERGED = "the iteration diverged; the step or the Lipschitz constant is wrong for this problem"
@@ -61,10 +61,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cost:
-    """The ledger, every entry summed over samples unless it says otherwise.
+    """The ledger, every entry summed over samples unless stated otherwise.
 
-    ``computations``, lower-level plus linear iterations, is the paper's unit. Line search is in it, evaluation is not.
-    What a failed solve took is in it, too; a failed adjoint system is charged for its Hessian products.
+    ``computations``, lower-level plus linear iterations, is the paper's unit. Line search is in it, evaluation is
+    not. Failed solves are included, too; a failed adjoint system counts its Hessian products.
     """
 
     lower_iterations: int = 0
@@ -103,7 +103,7 @@ class Cost:
 
 @dataclass
 class Counter:
-    """Counts iterations and derivatives as they happen, so that a call that fails or is interrupted has its cost, too.
+    """Counts iterations and derivatives as they happen, so that failed and interrupted calls have a cost, too.
 
     The ledger collects them after each oracle call.
     """
@@ -125,7 +125,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Solution:
-    """x̃ with the norm of the gradient at that very x̃, per sample."""
+    """x̃ with the norm of the gradient at x̃, per sample."""
 
     x: Tensor
     residual: Tensor
@@ -160,7 +160,7 @@ class Ask:
 
     @property
     def tol(self) -> Tensor:
-        """The residual norm to reach, one per sample; 0 where a number of iterations is asked for."""
+        """The residual norm to reach, one per sample; 0 where a number of iterations is requested."""
         tol = self.effort.tol if isinstance(self.effort, Accuracy) else 0.0
         return self.lower.mu.new_full(self.lower.mu.shape, tol)
 
@@ -173,8 +173,8 @@ class Ask:
 class Estimate:
     """What a hypergradient component returns: the weighted sum z, and how its linear system went, per sample.
 
-    ``memory`` holds what ``keeps`` names, for the next question about the same tasks. ``x`` replaces the solution as a
-    warm start, for methods that iterate on it themselves.
+    ``memory`` holds what ``keeps`` names, for the next question about the same tasks. ``x`` replaces the solution as
+    a warm start, for methods that iterate on it themselves.
     """
 
     gradient: dict[str, Tensor]
@@ -241,11 +241,11 @@ class HypergradientResult:
 
 @dataclass(frozen=True)
 class Step:
-    """One upper-level step: the new θ and state, and what the log should say (plain numbers)."""
+    """One upper-level step: the new θ and state, and the values to log (plain numbers)."""
 
     theta: dict[str, Tensor]
     state: dict[str, Any]
     loss: float
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
-    #: A sentence when the optimizer has nothing left to do.
+    #: A sentence if the optimizer has nothing left to do.
     finished: str | None = None

@@ -1,7 +1,7 @@
 """The roles: what the author of a plugin implements.
 
 A component is one plain class. Its ``__init__`` parameters, with their annotations and defaults, are its whole
-configuration: validation, ``blt show`` and the docs come from the signature. Components hold no hidden state and
+configuration: validation, ``blt show`` and the docs come from the signature. Components have no hidden state and
 never change their arguments; whatever evolves is returned.
 
 Every quantity is per sample. Batched tensors have the sample as first dimension; energies, residuals, tolerances,
@@ -40,13 +40,13 @@ class Role(ABC):
     """What all roles share.
 
     A constructor (and ``Sampler.init``, ``Data.clean``) refuses what its annotations cannot express with a
-    ``ValueError`` that is one sentence: what is wrong, what would be right. The user sees it with the place in
-    the recipe.
+    ``ValueError`` that is one sentence: what is wrong, what would be right. The user sees it with the position in the
+    recipe.
 
     ``requires`` maps a partner's kind to the optional methods that it must provide, e.g.
-    ``{"regularizer": ("analyse", "synthesise", "majorant")}``. Validation refuses a partner that lacks one, and
-    names one that fits. Methods count that the class itself or a base below the role defines, whatever their name, so
-    that a solver and a regularizer may agree on one that no role knows.
+    ``{"regularizer": ("analyse", "synthesise", "majorant")}``. Validation refuses a partner that lacks one of them
+    and suggests one that fits. Methods that the class or a base below the role defines count, whatever their name, so
+    a solver and a regularizer may agree on one that is not part of a role.
     """
 
     kind: ClassVar[str]
@@ -56,8 +56,8 @@ class Role(ABC):
     def example(cls, folder: Path) -> dict[str, Any]:
         """Options that ``blt check`` tries the component with; its defaults unless overridden.
 
-        Written by a component with a parameter that has no default, or whose defaults take long. Files that it needs
-        may be made in ``folder``, which is empty and temporary. A nested component is ``{"name": …}``, as in a
+        Needed if a parameter has no default or the defaults take long. Files may be created in ``folder``,
+        which is empty and temporary. A nested component is ``{"name": …}``, as in a
         recipe.
         """
         return {}
@@ -77,18 +77,18 @@ class Parametric(Role):
         return {}
 
     def prepare(self, theta: Theta) -> Theta:
-        """θ with whatever is derived from it once and used often; every other method is given what this returns.
+        """θ with quantities derived from it once and used often; every other method receives the result.
 
-        It must hold the entries of θ under their names, and be differentiable in them.
+        It must contain the entries of θ under their names, and be differentiable in them.
         """
         return theta
 
     def upgrade(self, theta: Theta) -> dict[str, Tensor]:
-        """θ as read from a file, in today's parameters: where an earlier version stored others, the same in these."""
+        """θ as read from a file, converted from the parameters of earlier versions."""
         return dict(theta)
 
     def check(self, shape: Sequence[int]) -> str | None:
-        """A sentence when x of ``shape`` cannot be treated, else None."""
+        """A sentence if x of ``shape`` cannot be handled, else None."""
         return None
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
@@ -146,9 +146,9 @@ class SolverState(Protocol):
 
 
 class LowerSolver(Role):
-    """An iteration for ``argmin_x h(x, θ)``. The loop around it (stopping, compaction, guards) is the core's.
+    """An iteration for ``argmin_x h(x, θ)``. The loop around it (stopping, compaction, guards) belongs to the core.
 
-    ``residual`` is ``lower.residual(x)``, the (projected) gradient norm at the very ``x`` of the same state. A
+    ``residual`` is ``lower.residual(x)``, the (projected) gradient norm at the ``x`` of the same state. A
     solver that always evaluates it there may set ``exact_residual``; otherwise the loop recomputes it before it
     declares a sample finished. ``handles_constraint`` says that iterates stay in the constraint set through
     ``lower.project``.
@@ -159,7 +159,7 @@ class LowerSolver(Role):
     handles_constraint: ClassVar[bool] = False
 
     def persists(self, lower: Lower) -> Rows:
-        """What is kept of a finished solve as a warm start beside x, by empty examples (0, …); nothing by default.
+        """What is kept of a finished solve as a warm start besides x, by empty examples (0, …); nothing by default.
 
         It must not depend on θ, as a dual variable does not; its shape must not depend on the iteration.
         """
@@ -182,7 +182,8 @@ class HypergradientEstimator(Role):
     """z ≈ ∇f from an approximate minimiser.
 
     One whose estimate has no ``adjoint`` declares ``gives_adjoint = False``: it has no error bound.
-    One that no tolerance makes exact declares ``exact = False``: ``blt check`` then only asks it to point downhill.
+    One that no tolerance makes exact declares ``exact = False``: ``blt check`` then only requires a descent
+    direction.
     """
 
     kind = "hypergradient"
@@ -190,9 +191,10 @@ class HypergradientEstimator(Role):
     exact: ClassVar[bool] = True
 
     def keeps(self, lower: Lower) -> Rows:
-        """What it remembers of each task from one question to the next, by empty examples (0, …); nothing by default.
+        """What it remembers about each task from one question to the next, by empty examples (0, …); nothing by
+        default.
 
-        It is given back in ``Ask.memory``, zero for tasks that have none yet, and is part of checkpoints.
+        It is passed back in ``Ask.memory``, zero for tasks without any, and is part of checkpoints.
         """
         return {}
 
@@ -209,7 +211,7 @@ class Sampler(Role):
 
     kind = "sampler"
     full: ClassVar[bool] = False
-    #: What ``observe`` is given of each sample: its ``loss``, the ``slope`` ‖∇g‖ or the ``gradient`` norm ‖z_i‖.
+    #: What ``observe`` receives about each sample: its ``loss``, the ``slope`` ‖∇g‖ or the ``gradient`` norm ‖z_i‖.
     wants: ClassVar[str] = "loss"
 
     @abstractmethod
@@ -226,12 +228,12 @@ class Sampler(Role):
 
 
 class Oracle(Protocol):
-    """What an upper-level optimizer may ask about f (or f_v of the current batch). How accurately is an argument.
+    """What an upper-level optimizer may ask about f (or f_v of the current batch), to an accuracy given as argument.
 
     ``tol`` is a distance in x, ``adjoint_tol`` a residual norm of the adjoint system for a loss of scale 1: it is
     multiplied by the recipe's ``loss_scale``, so that the scale of the loss does not change the path of θ.
 
-    Every call may raise ``BudgetExhausted``; the optimizer lets it pass.
+    Every call may raise ``BudgetExhausted``; the optimizer must not catch it.
     """
 
     def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
@@ -266,10 +268,10 @@ class Oracle(Protocol):
 
 
 class UpperOptimizer(Role):
-    """θ ← θ⁺, with as many questions to the oracle as it likes.
+    """θ ← θ⁺, with any number of questions to the oracle.
 
-    ``handles_floor`` says that it notices itself when a tolerance is below what the dtype can reach; for others
-    the run stops there with a sentence. ``full_batch`` says that it needs all data at each step, so that a
+    ``handles_floor`` says that it detects itself when a tolerance is below what the dtype can reach; for others
+    the run stops with a message. ``full_batch`` says that it needs all data at each step, so that a
     mini-batch sampler is refused, and ``needs_bound`` that it asks for ``hypergradient(…, bound=True)``, so
     that an estimator without adjoint is.
     """
@@ -293,14 +295,14 @@ class UpperOptimizer(Role):
 
 
 class Logger(Role, Listener):
-    """Carries what happens in a run to somewhere else: a file, a dashboard, a service.
+    """Sends the events of a run somewhere else: to a file, a dashboard, a service.
 
-    It is a `Listener` and writes the methods it needs. A constructor only keeps options; what takes time or has to be
-    reached belongs into ``started``. A package that is not installed is refused with a ``MissingError`` in the
-    constructor, before the run. A logger that fails is told nothing more, with one warning, and the run goes on.
+    It is a `Listener` and implements the methods it needs. The constructor only keeps options; connections and slow
+    work belong in ``started``. If a package is missing, raise ``MissingError`` in the constructor, before the run. A
+    logger that fails is logged as a warning once and receives no further events; the run continues.
 
     A recipe may come from someone else, so a parameter of type ``Path`` is a place in the run directory, and any
-    other place is refused; write there with ``bltoolbox.runs.files``, whose functions take the run directory as
+    other place is refused; write there with the functions of ``bltoolbox.plugin`` that take the run directory as
     ``within``.
     """
 

@@ -1,9 +1,9 @@
-"""Who computes what: the samples of a batch, divided over the ranks.
+"""The samples of a batch, divided among the ranks.
 
-The draw does not know of ranks, so it is the same on any number of them. A sample is computed where its warm start
-lives, as long as no rank gets more than an even share; only what is above that goes to ranks with room, as guests whose
-warm starts travel there and back. For a full batch nothing travels. The division depends on the ids and the number
-of ranks alone, so that a resumed run divides as before.
+Sampling does not depend on ranks, so it is the same on any number of them. A sample is computed where its warm start
+lives, as long as no rank gets more than an even share; only the excess goes to ranks with room, as guests
+whose warm starts travel there and back. For a full batch nothing travels. The division depends on the ids and the
+number of ranks alone, so that a resumed run divides as before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bltoolbox.distributed.ranks import Ranks
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has to do with a batch."""
+    """The part of a batch that concerns one rank."""
 
     #: Positions in the batch that it computes.
     positions: Sequence[int]
@@ -90,7 +90,7 @@ def assign(ids: Sequence[int], size: int) -> Tensor:
     workers = torch.as_tensor(ids, dtype=torch.long) % size
     present = torch.bincount(workers, minlength=size)
     quota = torch.full((size,), len(ids) // size)
-    # The odd ones go where most samples live.
+    # The remainder goes where most samples live.
     order = torch.argsort(-present, stable=True)
     quota[order[: len(ids) % size]] += 1
     surplus = [

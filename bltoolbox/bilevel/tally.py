@@ -35,7 +35,7 @@ class Chunk:
 
 @dataclass
 class Tally:
-    """Plain numbers: this is what one rank tells the others."""
+    """Plain numbers: what one rank sends to the others."""
 
     value: float = 0.0
     lower: float = 0.0
@@ -47,7 +47,7 @@ class Tally:
     iterations: float = 0.0
     count: int = 0
     short: dict[str, int] = field(default_factory=dict)
-    #: Why some solve failed, so that there is neither a value nor a hypergradient.
+    #: Why a solve failed, so that there is neither a value nor a hypergradient.
     error: str | None = None
     adjoint_residual: float = 0.0
     adjoint_iterations: float = 0.0
@@ -56,7 +56,7 @@ class Tally:
     #: Sums of the sizes that accuracies are relative to.
     distance: float = 0.0
     slope: float = 0.0
-    #: What a certificate says of the samples, and the ledger.
+    #: The totals of the certificate, and the ledger.
     certificate: dict[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Arrival:
-    """A tensor on its way to the host; ``wait`` has it there."""
+    """A tensor being copied to the host; ``wait`` returns it."""
 
     tensor: Tensor
     event: torch.cuda.Event | None = None
@@ -22,7 +22,7 @@ class Arrival:
 
 
 def to_host(tensor: Tensor) -> Arrival:
-    """Begin to copy a tensor to the host; the device goes on meanwhile."""
+    """Start copying a tensor to the host; the device continues meanwhile."""
     if tensor.device.type != "cuda":
         return Arrival(tensor.cpu())
     staged = torch.empty_like(tensor, device="cpu", pin_memory=True)

@@ -1,12 +1,12 @@
-"""Warm starts by sample: the last solution and the last adjoint of every sample that has been seen.
+"""Warm starts by sample: the last solution and the last adjoint of every sample seen so far.
 
-Rows live on the host, whatever the device of the run: device memory is that of a chunk. Large stores lie in a file
-that is mapped into memory and has no name, so that they end with the process and the system may write them out: the
-memory that only a process can free does not grow with the data set. Rows come from a CUDA device through pinned
-memory while the device goes on; whoever needs them next waits for them.
+Rows live on the host, whatever the device of the run: device memory is that of a chunk. Large stores are in a
+nameless memory-mapped file, which disappears with the process and which the system may write out: unreclaimable
+memory does not grow with the data set. Rows come from a CUDA device through pinned memory while the device continues;
+the next access waits for them.
 
-A store remembers which rows changed since the last checkpoint. Each sample has two places: within a transaction a row
-is written to the one that does not count, and ``commit`` makes it count. An oracle call that is interrupted leaves no
+A store remembers which rows changed since the last checkpoint. Each sample has two slots: within a transaction a row
+is written to the inactive one, and ``commit`` switches. An oracle call that is interrupted leaves no
 trace, and nothing is copied for that.
 
 On several ranks sample i lives on rank i mod the number of ranks, for good; each store holds the rows of its rank. A
@@ -39,7 +39,7 @@ class Store:
         #: Where a mapped file is made; the system's folder for temporary files if None.
         self.folder = folder
         self.count = len(range(ranks.rank, count, ranks.size))
-        #: Two places a sample: row i is ``rows[slot[i]·count + i]``.
+        #: Two slots per sample: row i is ``rows[slot[i]·count + i]``.
         self.rows: Tensor | None = None
         self.slot = torch.zeros(self.count, dtype=torch.long)
         self.known = torch.zeros(self.count, dtype=torch.bool)
@@ -93,7 +93,7 @@ class Store:
             self._arrive()
 
     def lend(self, samples: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of ``samples`` (own or guests) have a row, and the rows, zero elsewhere: one a sample, as
+        """Which of ``samples`` (own or guests) have a row, and the rows, zero elsewhere: one per sample, as
         ``like``."""
         known = torch.zeros(len(samples), dtype=torch.uint8)
         rows = torch.zeros((len(samples), *like.shape[1:]), dtype=like.dtype)
@@ -105,16 +105,16 @@ class Store:
         return known, rows
 
     def begin(self) -> None:
-        """From now on nothing counts before ``commit``."""
+        """From now on changes take effect only with ``commit``."""
         self._before = self.slot.clone(), self.known.clone(), self._dirty.clone()
 
     def commit(self) -> None:
-        """What was written since ``begin`` counts."""
+        """Make what was written since ``begin`` valid."""
         self._before = None
         self._written.zero_()
 
     def rollback(self) -> None:
-        """What was written since ``begin`` never was."""
+        """Discard what was written since ``begin``."""
         if self._before is not None:
             self._arrive()
             self.slot, self.known, self._dirty = self._before
@@ -134,11 +134,11 @@ class Store:
         return int(self._dirty.sum())
 
     def mark_saved(self) -> None:
-        """Everything is safe on disk."""
+        """Mark all rows as saved on disk."""
         self._dirty.zero_()
 
     def restore(self, held: Mapping[str, Tensor]) -> None:
-        """Rows from a checkpoint, whoever wrote them: those that live here are taken."""
+        """Load rows from a checkpoint, whoever wrote them: those that live here are kept."""
         ids, rows = held["ids"], held["rows"]
         if not len(ids):
             return
@@ -147,7 +147,7 @@ class Store:
             self.put(ids[here].tolist(), rows[here])
 
     def _index(self, samples: Sequence[int]) -> Tensor:
-        """Numbers here of samples that live here."""
+        """Local numbers of samples that live here."""
         return torch.as_tensor(samples, dtype=torch.long) // self.ranks.size
 
     def _place(self, index: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class Store:
         return rows.device.type != "cuda"
 
     def _arrive(self) -> None:
-        """Write down the rows that were on their way."""
+        """Store the rows that were being copied."""
         for place, arrival in self._arriving:
             assert self.rows is not None
             self.rows[place] = arrival.wait().to(self.rows)
@@ -222,14 +222,14 @@ class Stores(dict[str, Store]):
         return store
 
     def lie_in(self, folder: Path) -> None:
-        """Where large stores lie, those to come too."""
+        """The folder of large stores, also for later ones."""
         self.folder = folder
         for store in self.values():
             store.folder = folder
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is written inside counts at the end, all of it, or not at all."""
+        """Everything written inside takes effect at the end, or nothing does."""
         self._open = True
         for store in self.values():
             store.begin()
@@ -253,7 +253,8 @@ def mapped_copy(rows: Tensor, folder: Path | None) -> Tensor:
 
 
 def _mapped(numbers: int, dtype: torch.dtype, folder: Path | None) -> Tensor:
-    """A vector in a mapped file that is already unlinked. Its space is taken now: a full disk is no crash later."""
+    """A vector in a mapped file that is already unlinked. Its space is allocated now, so that a full disk cannot
+    cause a crash later."""
     descriptor, name = tempfile.mkstemp(prefix="warm-", suffix=".rows", dir=folder)
     try:
         size = numbers * dtype.itemsize

@@ -1,4 +1,4 @@
-"""A picture file in, a restored one out: what ``blt apply`` does to each file."""
+"""Restores one picture file: what ``blt apply`` does to each file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 
 @dataclass
 class Outcome:
-    """What became of a file; what is not known is None."""
+    """The outcome for a file; unknown values are None."""
 
     input: str
     output: str
@@ -59,7 +59,7 @@ def apply_to(
     metrics: Sequence[ImageMetric],
     progress: Progress | None = None,
 ) -> Outcome:
-    """Restore one file; whatever is wrong with it is told in the outcome."""
+    """Restore one file; any problem is reported in the outcome."""
     unknown = dict.fromkeys(metric.name for metric in metrics)
     outcome = Outcome(str(job.source), str(job.target), before={**unknown}, after={**unknown})
     if job.trouble:
@@ -72,15 +72,13 @@ def apply_to(
         outcome.height, outcome.width, outcome.kind = height, width, picture.kind
         colours, reports = _restored(restorer, picture, noise, progress)
         if picture.alpha is not None and colours.shape[:2] != (height, width):
-            raise BltError(
-                "the operator changes the size, so that the transparency of the picture does not fit"
-            )
+            raise BltError("the operator changes the size, so the transparency of the picture does not fit")
         outcome.height, outcome.width = colours.shape[:2]
         _note(outcome, picture, reports)
         job.target.parent.mkdir(parents=True, exist_ok=True)
         outcome.notes += write_picture(job.target, replace(picture, colours=colours))
         if job.source.suffix.lower() not in FORMATS:
-            outcome.notes.append(f"{job.source.suffix or 'its format'} is not written, so it becomes PNG")
+            outcome.notes.append(f"{job.source.suffix or 'its format'} cannot be written, so it becomes PNG")
         outcome.status = "restored"
         outcome.seconds = time.perf_counter() - started
         if truth is not None:
@@ -90,7 +88,7 @@ def apply_to(
     except BltError as error:
         outcome.error = f"{job.source}: {error}"
     except (MemoryError, torch.OutOfMemoryError):
-        outcome.error = f"{job.source} does not fit into the memory"
+        outcome.error = f"{job.source} does not fit into memory"
     except OSError as error:
         outcome.error = f"{error.filename or job.target}: {error.strerror or error}"
     return outcome
@@ -130,7 +128,7 @@ def _compare(
 ) -> None:
     path = find_truth(picture.path, truth)
     if path is None:
-        outcome.error = f"{truth} holds no picture called {picture.path.stem} to compare with"
+        outcome.error = f"{truth} contains no picture named {picture.path.stem} to compare with"
         return
     other = read_picture(path)
     if "cmyk" in (picture.kind, other.kind) and picture.kind != other.kind:

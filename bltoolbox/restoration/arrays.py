@@ -1,4 +1,4 @@
-"""Arrays and tensors that hold pictures: in and out in the same kind, dtype, shape and range."""
+"""Arrays and tensors with pictures: results have the kind, dtype, shape and range of the input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = 8.0
 
 
 def restore_array(restorer: Restorer, image: Any, noise: float | str | None) -> Any:
-    """Restore pictures; each one by itself, so that a batch changes nothing."""
+    """Restore pictures; each one separately, so that batching does not affect the result."""
     if isinstance(image, Tensor):
         return _restore_tensor(restorer, image, noise)
     if not isinstance(image, np.ndarray):
@@ -55,13 +55,13 @@ def _restore_tensor(restorer: Restorer, image: Tensor, noise: float | str | None
 def _restore_planes(restorer: Restorer, image: NDArray[Any], noise: float | str | None) -> NDArray[Any]:
     """Of H×W×C, an alpha channel kept."""
     if 0 in image.shape:
-        raise BltError(f"a picture of {'×'.join(map(str, image.shape))} holds nothing")
+        raise BltError(f"a picture of {'×'.join(map(str, image.shape))} is empty")
     if image.dtype not in (np.uint8, np.uint16) and image.dtype.kind != "f":
-        raise BltError(f"pictures are of uint8, uint16 or floats, not of {image.dtype}")
+        raise BltError(f"pictures must be uint8, uint16 or floats, not {image.dtype}")
     colours = image.shape[2] - (image.shape[2] in (2, 4))
     # `not (… <= …)` also catches NaN, for which every comparison is false.
     if image.dtype.kind == "f" and not np.abs(image[..., :colours]).max() <= _LARGEST:
-        raise BltError("floats are for values in [0, 1], and these are far from it or NaN")
+        raise BltError("float pictures must have values in [0, 1], but these are far outside or NaN")
     restored, _ = restorer.run(image[..., :colours], noise)
     if colours == image.shape[2]:
         return restored

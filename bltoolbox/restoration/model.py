@@ -1,4 +1,4 @@
-"""A trained model: θ with the recipe that says what θ means. It restores without training.
+"""A trained model: θ with its recipe. It restores without training.
 
 Saved as one safetensors file: the tensors, and in its metadata the resolved recipe. Nothing in it can execute.
 """
@@ -115,11 +115,11 @@ class Model(Shown):
         tol: float | None = None,
         tile: int | None = None,
     ) -> ImageLike:
-        """Restore a picture of any size, in the kind, dtype and range that it comes in.
+        """Restore a picture of any size, keeping its kind, dtype and range.
 
         A NumPy array H×W or H×W×C, or a tensor H×W, C×H×W or B×C×H×W, of uint8, uint16 or floats for [0, 1]; a second
         or fourth channel is an alpha channel and kept as it is. ``noise`` is the standard deviation for values in
-        [0, 1], "25/255", 25 (of 255) or "auto", which estimates it; the model's own if left out. ``tol`` is the root
+        [0, 1], "25/255", 25 (of 255) or "auto", which estimates it; the model's own by default. ``tol`` is the root
         mean square distance to the exact minimiser, ``tile`` the side of the tiles in which large pictures are cut.
         Not differentiable: the result is detached.
         """
@@ -158,7 +158,7 @@ class Model(Shown):
 
         theta, metadata = read_theta(source)
         if "recipe" not in metadata or not theta:
-            raise BltError(f"{source}: holds no θ with its recipe, so it is not a θ file of bltoolbox")
+            raise BltError(f"{source}: contains no θ with its recipe, so it is not a θ file of bltoolbox")
         registry = registry or load_registry()
         try:
             settings = dict(parse_json(metadata["recipe"], source))
@@ -186,7 +186,8 @@ class Model(Shown):
 
 
 def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
-    """θ in the precision it has, or in that of its recipe: torch computes with one at a time, and hardly with half."""
+    """θ in the precision it has, or in that of its recipe: torch computes with one at a time, and hardly with
+    half."""
     kinds = {value.dtype for value in theta.values()}
     if kinds in ({torch.float32}, {torch.float64}) or not all(kind.is_floating_point for kind in kinds):
         return dict(theta)
@@ -224,7 +225,7 @@ def encode(theta: Theta, recipe: Recipe) -> bytes:
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in theta.items()}
-    # Who listened to the training is nothing that a model needs.
+    # A model does not need the loggers of its training.
     settings = {key: value for key, value in recipe.to_dict().items() if key != "loggers"}
     metadata = {"bltoolbox": bltoolbox.__version__, "recipe": json.dumps(settings)}
     return _in_order(save(tensors, metadata))

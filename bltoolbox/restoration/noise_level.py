@@ -48,7 +48,7 @@ def parse_noise(given: str | float | None) -> float | str | None:
     if found and not found[2] and value > 1:
         value /= 255
     if not 0 < value <= 1:
-        raise UsageError(f"noise {given!s} is no noise level; write e.g. 25/255, 0.1, 25 (of 255) or auto")
+        raise UsageError(f"noise {given!s} is not a noise level; write e.g. 25/255, 0.1, 25 (of 255) or auto")
     return value
 
 
@@ -67,8 +67,8 @@ def estimate_noise(image: NDArray[Any]) -> float:
     found = math.sqrt(sum(level**2 for level in levels) / len(levels))
     if found > LARGEST:
         raise ValueError(
-            f"the finest details are as strong as noise of {show_noise(found)} would be, so they are no noise; say how"
-            " strong it is"
+            f"the finest details are as strong as noise of {show_noise(found)} would be, so they are not noise;"
+            " give the noise level"
         )
     return max(FLOOR, found)
 
@@ -80,7 +80,7 @@ def _channel(plane: NDArray[Any]) -> float:
     means = np.concatenate([_details(block, np.full(4, 0.25)).ravel() for block in blocks])
     if details.size < _FEWEST:
         height, width = plane.shape
-        raise ValueError(f"{height}×{width} pixels are too few to estimate the noise; say how strong it is")
+        raise ValueError(f"{height}×{width} pixels are too few to estimate the noise; give the noise level")
     sigma = float(np.median(details)) / _MEDIAN
     for _ in range(2):
         # The mean of 16 pixels is independent of their detail, so this chooses places, not noise.

@@ -1,4 +1,4 @@
-"""What a run found, and what the images that are not trained on said about it on the way."""
+"""The result of a run, and the checks on images that are not trained on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bltoolbox.runs.metric import Metric
 
 @dataclass(frozen=True)
 class Check:
-    """What the images that are not trained on said about θ after ``step`` steps.
+    """The PSNR of θ after ``step`` steps, on images that are not trained on.
 
-    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, and unless the recipe asks
-    for the evaluation images at checks.
+    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, and unless the recipe
+    asks for the evaluation images at checks.
     """
 
     step: int
@@ -59,7 +59,7 @@ class Check:
 
 @dataclass(frozen=True, repr=False)
 class RunResult(Shown):
-    """What a run found."""
+    """The result of a run."""
 
     status: str
     steps: int
@@ -76,7 +76,7 @@ class RunResult(Shown):
     baseline: Evaluation | None = None
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
     run_dir: Path | None = None
-    #: What calls cost that an interruption cut off. They were repeated, so ``cost`` is that of an uninterrupted run.
+    #: The cost of interrupted calls. They were repeated, so ``cost`` is that of an uninterrupted run.
     interrupted: Cost = field(default_factory=Cost, repr=False)
 
     @property
@@ -91,7 +91,7 @@ class RunResult(Shown):
         return f"RunResult({self.status!r}, {spent}{quality}{where})"
 
     def solve(self, y: Tensor, tol: float | None = None) -> Tensor:
-        """Restore ``y`` with what was learned."""
+        """Restore ``y`` with the learned θ."""
         return self.model.solve(y, tol)
 
     def as_dict(self) -> dict[str, Any]:

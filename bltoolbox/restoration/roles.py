@@ -37,22 +37,23 @@ class Data(Role):
         raise NotImplementedError(f"{type(self).__name__} has no true images")
 
     def measured(self, ids: Sequence[int]) -> Tensor:
-        """Recorded measurements of the images ``ids``, float32 on the CPU; without them measurements are simulated."""
+        """Recorded measurements of the images ``ids``, float32 on the CPU; without them measurements are
+        simulated."""
         raise NotImplementedError(f"{type(self).__name__} has no recorded measurements")
 
     def context(self, ids: Sequence[int]) -> Rows:
-        """What the operator needs to know of each image, e.g. coil maps, masks or kernels."""
+        """What the operator needs to know about each image, e.g. coil maps, masks or kernels."""
         return {}
 
     def label(self, id: int) -> str:
-        """What tables and figures call image ``id``."""
+        """The label of image ``id`` in tables and figures."""
         return f"#{id}"
 
     def group(self, id: int) -> str | None:
-        """What image ``id`` was taken from, e.g. a photograph; None when it stands for itself, as by default.
+        """What image ``id`` was taken from, e.g. a photograph; None, the default, if it stands for itself.
 
-        Images of one group are never on both sides of a split. Any two components mean the same by the same text, so
-        it should name a file, or a data set and an index.
+        Images of one group are never on both sides of a split. Equal texts mean the same group, also in other
+        components, so use a file name, or a data set and an index.
         """
         return None
 
@@ -68,25 +69,27 @@ class Operator(Parametric):
 
     @abstractmethod
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
-        """A x, differentiable in x and θ. Measurements are simulated with an empty θ: there A is the true operator."""
+        """A x, differentiable in x and θ. Measurements are simulated with an empty θ: there A is the true
+        operator."""
 
     @abstractmethod
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         """Aᵀ y, exact to rounding."""
 
     def measured(self, y: Tensor, context: Rows) -> Tensor | None:
-        """1 where y holds measurements and 0 elsewhere, to broadcast with y; None where all of it is measured.
+        """1 where y contains measurements and 0 elsewhere, to broadcast with y; None where all of it is measured.
 
         Noise acts only on measurements.
         """
         return None
 
     def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        """Where a cold solve begins, and the image a user would call 'before'."""
+        """Where a cold solve begins, and the image shown as "before"."""
         return self.adjoint(y, theta, context)
 
     def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
-        """True bounds of the smallest and of the largest eigenvalue of AᵀA for images of ``shape``; None if unknown."""
+        """True bounds of the smallest and of the largest eigenvalue of AᵀA for images of ``shape``; None if
+        unknown."""
         return 0.0, None
 
     def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor | None:
@@ -109,7 +112,7 @@ class DataTerm(Parametric):
     """D_θ(t; y) = Σ_k d(t_k; y_k), t = A x: how far an image is from its measurements, entry by entry.
 
     ``quadratic`` says that d'' does not depend on t, ``rescales`` that D is homogeneous of degree 2, so that a
-    regularizer can be carried to another noise level. A term that is not convex in t declares ``convex = False``.
+    regularizer can be used at another noise level. A term that is not convex in t declares ``convex = False``.
     """
 
     kind = "data_term"
@@ -165,8 +168,8 @@ class Potentials:
 class Regularizer(Parametric):
     """R_θ(x), convex in x. Only ``init_params`` and ``energy`` are needed; the rest makes it faster or certified.
 
-    One that is not convex in x declares ``convex = False``; its ``strong_convexity`` is then unknown unless it has a
-    bound of its own. One that is not differentiable in x declares ``smooth = False``.
+    One that is not convex in x declares ``convex = False``; its ``strong_convexity`` is then unknown unless it
+    overrides it. One that is not differentiable in x declares ``smooth = False``.
     """
 
     kind = "regularizer"
@@ -225,7 +228,7 @@ class Regularizer(Parametric):
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
         """A true upper bound of ‖∇²R_θ‖ over all images of ``shape`` (C, H, W), or None when none is known.
 
-        Apart from ``strong_convexity``, since it may be costly and most solvers never ask for it.
+        Separate from ``strong_convexity``, since it may be costly and most solvers never need it.
         """
         return None
 
@@ -234,10 +237,11 @@ class Regularizer(Parametric):
         return 0.0 if self.convex else None
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
-        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds of hypergradients."""
+        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds of
+        hypergradients."""
         raise NotImplementedError(f"{type(self).__name__} has no certified constants")
 
-    # A half-quadratic structure, R(x) = Σ ψ(t) with t = C x: what majorise–minimise solvers live on.
+    # A half-quadratic structure, R(x) = Σ ψ(t) with t = C x: needed by majorise–minimise solvers.
 
     def analyse(self, theta: Theta, x: Tensor) -> Tensor:
         """t = C x (linear in x)."""
@@ -287,7 +291,7 @@ class Sample:
 
 
 class UpperLoss(Role):
-    """g(x; x*, y): what makes a reconstruction good. ``needs_truth`` is False for a loss of measurements alone.
+    """g(x; x*, y): the loss of a reconstruction. ``needs_truth`` is False for a loss that uses only measurements.
 
     ``scale`` is a factor of g; accuracies of the upper level are relative to it.
     """

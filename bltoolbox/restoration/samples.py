@@ -71,7 +71,7 @@ class Samples:
         return self.data.range
 
     def label(self, position: int) -> str:
-        """What tables and figures call a sample."""
+        """The label of a sample in tables and figures."""
         return self.data.label(self.ids[position])
 
     def digest(self) -> str:
@@ -85,7 +85,7 @@ class Samples:
         try:
             clean = self._clean(ids)
         except (ValueError, OSError) as error:
-            raise BltError(f"an image cannot be had: {error}") from error
+            raise BltError(f"an image cannot be loaded: {error}") from error
         x_true = image_layout(clean.to(self.device, self.dtype))
         y = self.operator.apply(x_true, self.operator_theta, {})
         if self.noise:

@@ -35,7 +35,7 @@ QUALITY = UNDESCRIBED
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a shipped model without opening it; None where its card does not say."""
+    """The facts about a shipped model on its card; None if missing."""
 
     name: str
     path: Path
@@ -60,7 +60,7 @@ def read_card(name: str) -> Card:
     """The card of a shipped model; an empty one if it has none."""
     shipped = shipped_models()
     if name not in shipped:
-        raise MissingError(f"no shipped model is called {name!r}{did_you_mean(name, shipped)} (blt models)")
+        raise MissingError(f"no shipped model is named {name!r}{did_you_mean(name, shipped)} (blt models)")
     path = shipped[name].with_suffix(".md")
     text = read_text(path, RECIPE) if path.is_file() else ""
     facts, body = _front_matter(text)
@@ -77,7 +77,7 @@ def find_model(source: Path | str) -> Path:
             return theta
         if (last := path / LAST_THETA).is_file():
             raise MissingError(
-                f"{path}: the run is not finished, there is no {THETA_FILE}; its last θ is {last}"
+                f"{path}: the run is not finished and has no {THETA_FILE}; its last θ is {last}"
             )
         raise MissingError(f"{path / THETA_FILE}: there is no such θ file")
     if os.path.isfile(path):

@@ -1,11 +1,11 @@
 """Pictures of any size through a trained model, in bounded memory.
 
-A picture that is larger than a tile is cut into tiles that overlap, each is restored by itself, and its middle is kept.
-What is cut away reaches exponentially less far into a tile; the overlap is measured (``influence.py``) so that less
-than 1e-4 of it is left in a photograph. Neighbouring tiles are compared where they meet, so that what a seam really is,
-is known: should one be large enough to be seen, the picture is begun anew with the overlap that does for any picture.
+A picture that is larger than a tile is cut into tiles that overlap, each is restored by itself, and its middle is
+kept. The influence of what is cut away decays exponentially; the overlap is measured (``overlap.py``) so that less
+than 1e-4 of it remains in a photograph. Neighbouring tiles are compared where they meet, so the size of a seam is
+known: if it could be visible, the picture is restarted with an overlap that suffices for any picture.
 
-Pictures smaller than the components can treat are continued by mirroring. An operator that takes a picture to be
+Pictures smaller than the components can handle are extended by mirroring. An operator that takes a picture to be
 periodic or black beyond its border, which no photograph is, is given the `symmetric` rule instead: it would ring.
 """
 
@@ -111,7 +111,8 @@ class Restorer:
         self.problem, self.side, self.margin = self._prepare(model.problem)
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float, bool]:
-        """The noise level that a picture is restored for, and whether it was estimated: the model's own, by default."""
+        """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
+        default."""
         level = parse_noise(noise)
         if isinstance(level, str):
             try:
@@ -147,7 +148,7 @@ class Restorer:
     def _with_overlap(
         self, overlap: int, image: NDArray[Any], solve: _Solver, progress: Progress | None
     ) -> _Cut | None:
-        """None if a seam can be seen that a larger overlap would heal."""
+        """None if there is a visible seam that a larger overlap would remove."""
         height, width, planes = image.shape
         out, seams = np.empty_like(image), _Seams(width, planes)
         tiles = list(_tiles(height, width, self.tile, overlap))
@@ -186,7 +187,7 @@ class Restorer:
         measured = problem.operator.apply(x, split(self.model.theta, "operator"), {})
         if measured.shape[:2] != x.shape[:2]:
             name = self.model.recipe.operator.name
-            raise BltError(f"operator {name!r} does not measure pictures, so there is no file to restore")
+            raise BltError(f"operator {name!r} does not measure pictures, so it cannot restore picture files")
 
     @cached_property
     def overlap(self) -> int:
@@ -211,16 +212,16 @@ class Restorer:
             return _Solver(self, self.problem)
         if trained == 0:
             raise BltError(
-                "the model was trained without noise, so it cannot be carried to a noise level; leave noise out"
+                "the model was trained without noise, so it cannot be used at another noise level; omit the noise level"
             )
         base = self.problem.regularizer
         return _Solver(self, replace(self.problem, regularizer=Rescaled(base, amount / trained)))
 
     def _channel_notes(self, planes: int) -> Iterator[str]:
         if planes < self.channels:
-            yield "gray picture, colour model: restored in all channels alike, and averaged"
+            yield "gray picture, colour model: restored in all channels and averaged"
         elif planes > self.channels:
-            yield "colour picture, gray model: each channel by itself"
+            yield "colour picture, gray model: each channel restored separately"
 
 
 class _Solver:
@@ -276,7 +277,7 @@ class _Solver:
     def notes(self, tiles: int) -> Iterator[str]:
         if self.status is not None:
             of = f" in {self.unfinished} of {tiles} tiles" if tiles > 1 else ""
-            yield f"less accurate than asked for{of}: {self.status.value}"
+            yield f"less accurate than requested{of}: {self.status.value}"
 
 
 class _Seams:
@@ -309,7 +310,7 @@ def _seam_notes(seam: float) -> Iterator[str]:
     if seam > _VISIBLE:
         yield (
             f"neighbouring tiles differ by up to {255 * seam:.1f}/255 where they meet;"
-            " a smaller tolerance or larger tiles make that less"
+            " use a smaller tolerance or larger tiles"
         )
 
 

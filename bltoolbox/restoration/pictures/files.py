@@ -1,9 +1,9 @@
 """Picture files, changed and written back as they were: format, bits, mode, transparency and metadata. Without torch.
 
-What is changed are the colours, H×W×C as the picture is shown; a picture that its EXIF orientation turns is turned for
-that, and back again when it is written, so that the metadata stay true. Palettes and pure black and white cannot hold
-what comes out: they become RGB and gray. JPEG is written with quality 95 and the chroma sampling of the input, lossy
-WebP with quality 95, TIFF with the compression of the input if that loses nothing.
+What is changed are the colours, H×W×C as the picture is shown; a picture that its EXIF orientation turns is turned
+for that, and back again when it is written, so that the metadata stay true. Palettes and pure black and white cannot
+hold what comes out: they become RGB and gray. JPEG is written with quality 95 and the chroma sampling of the input,
+lossy WebP with quality 95, TIFF with the compression of the input if that loses nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read_picture(path: Path) -> Picture:
                 pixels = _unmultiplied(pixels)
         else:
             if is_16_bits(path) or (set(bits) == {16} and image.mode == "CMYK"):
-                notes.append("16 bits become 8, as files of this kind are read with no more")
+                notes.append("16 bits become 8, since files of this kind are read with 8")
             image.load()
             turned = orientation(image)
             pixels = np.asarray(_plain(image, path, notes))
@@ -161,18 +161,18 @@ def _plain(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
         return _sixteen(image)
     if mode == "I":
         raise ImageError(
-            f"{path} holds whole numbers of 32 bits, whose range is not known; save 8 or 16 bits"
+            f"{path} contains 32-bit integers, whose range is unknown; save it with 8 or 16 bits"
         )
     if mode == "F":
         values = np.asarray(image)
         # `not (… <= …)` also catches NaN, for which every comparison is false.
         if not (values.min() >= 0 and values.max() <= 1):
-            raise ImageError(f"{path} holds floats outside [0, 1] or NaN; divide by the peak value")
+            raise ImageError(f"{path} contains floats outside [0, 1] or NaN; divide by the peak value")
         return image
     gray = mode in ("1", "L", "La")
     wanted = ("LA" if gray else "RGBA") if image.has_transparency_data else ("L" if gray else "RGB")
     if mode in ("P", "PA"):
-        notes.append(f"its palette cannot hold the result, which becomes {wanted}")
+        notes.append(f"its palette cannot represent the result, which becomes {wanted}")
     elif mode == "1":
         notes.append("black and white become gray")
     elif mode not in ("L", "RGB", "La", "RGBa"):
@@ -317,17 +317,17 @@ def _fitting(picture: Picture, format: str, notes: list[str]) -> Picture:
         notes.append("floats become 16 bits" if format == "PNG" else "floats become 8 bits")
     if colours.dtype == np.uint16 and format in ("JPEG", "WEBP"):
         if picture.colours.dtype == np.uint16:
-            notes.append(f"16 bits become 8, as {format} has no more")
+            notes.append(f"16 bits become 8, since {format} has no more")
         colours = _eight(colours)
         alpha = None if alpha is None else _eight(alpha)
     picture = replace(picture, colours=colours, alpha=alpha)
     if picture.kind == "cmyk" and format not in ("JPEG", "TIFF"):
-        notes.append(f"CMYK becomes RGB, as {format} has none")
+        notes.append(f"CMYK becomes RGB, since {format} has no CMYK")
         metadata = {key: value for key, value in picture.metadata.items() if key != "icc_profile"}
         rgb = np.asarray(Image.fromarray(np.ascontiguousarray(colours), "CMYK").convert("RGB"))
         picture = replace(picture, colours=rgb, kind="rgb", metadata=metadata)
     if alpha is not None and format == "JPEG":
-        notes.append("transparent pixels become white, as JPEG has none")
+        notes.append("transparent pixels become white, since JPEG has no transparency")
         opaque = alpha.astype(np.float32) / 255
         white = colours * opaque + 255 * (1 - opaque)
         picture = replace(picture, colours=(white + 0.5).astype(np.uint8), alpha=None)

@@ -2,7 +2,8 @@
 
 Only decoders of plain pictures are used (no PostScript, no vector formats). The number of pixels is taken from the
 header and refused above ``PIXELS`` before anything is decoded: a file of a few bytes may declare an image that no
-memory holds. Everything else that can be wrong with a file ends in an ``ImageError``, too: one sentence with its name.
+memory holds. Everything else that can be wrong with a file ends in an ``ImageError``, too: one sentence with its
+name.
 
 A photograph is turned as its EXIF orientation says. Transparent pixels are laid over white; palettes, CMYK and other
 colour spaces become RGB; gray of 16 bits keeps its precision. Gray stays one channel unless three are asked for.
@@ -54,7 +55,7 @@ _opening = threading.Lock()
 
 
 class ImageError(ValueError):
-    """A file is no image that can be used; the sentence names it."""
+    """A file is not a usable image; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def read_image(
 ) -> NDArray[np.float32]:
     """The image as H×W×C, values in [0, 1].
 
-    ``resize`` scales the shorter side to it and cuts the middle square; ``crop`` then cuts a square around the centre.
-    ``channels`` 3 repeats gray, 1 takes the luma of colour; the file decides when left out.
+    ``resize`` scales the shorter side to it and cuts the middle square; ``crop`` then cuts a square around the
+    centre. ``channels`` 3 repeats gray, 1 takes the luma of colour; the file decides when left out.
     """
     with opened(path) as image:
         image.load()
@@ -124,7 +125,7 @@ def opened(path: Path | str) -> Iterator[Image.Image]:
     except UnidentifiedImageError as error:
         raise ImageError(f"{name} is not an image of a known format, or is damaged") from error
     except MemoryError as error:
-        raise ImageError(f"{name} does not fit into the memory") from error
+        raise ImageError(f"{name} does not fit into memory") from error
     except Exception as error:  # damaged files make decoders raise anything
         reason = (
             (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
@@ -195,14 +196,14 @@ def _plain(image: Image.Image, path: Path | str) -> Image.Image:
         return Image.fromarray(np.asarray(image).astype(np.float32) / np.float32(65535))
     if image.mode == "I":
         raise ImageError(
-            f"{os.fspath(path)} holds whole numbers of 32 bits, whose range is not known; save 8 or 16 bits"
+            f"{os.fspath(path)} contains 32-bit integers, whose range is unknown; save it with 8 or 16 bits"
         )
     if image.mode == "F":
         values = np.asarray(image)
         # `not (… <= …)` also catches NaN, for which every comparison is false.
         if not (values.min() >= 0 and values.max() <= 1):
             raise ImageError(
-                f"{os.fspath(path)} holds floats outside [0, 1] or NaN; divide by the peak value"
+                f"{os.fspath(path)} contains floats outside [0, 1] or NaN; divide by the peak value"
             )
         return image
     if image.has_transparency_data:

@@ -1,4 +1,4 @@
-"""Which files ``blt apply`` is to restore, and where each result goes. Without torch."""
+"""Which files ``blt apply`` restores, and where the results go. Without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Job:
 
 
 def plan(inputs: Sequence[str], out: str | None, force: bool) -> tuple[list[Job], list[str]]:
-    """A job for each picture, in the order of the inputs, and what should be told."""
+    """A job for each picture, in the order of the inputs, and notes for the user."""
     sources, troubles, notes = _expand(inputs)
     target = _target(out, len(sources) + len(troubles))
     jobs = [_job(source, target, force) for source in sources]
@@ -50,7 +50,7 @@ def _expand(inputs: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]], l
     notes: list[str] = []
     for name in inputs:
         if not name:
-            raise UsageError("an empty name is no picture; is a variable of the shell unset?")
+            raise UsageError("an empty name is not a picture; check for an unset shell variable")
         path = Path(name).expanduser()
         if os.path.isdir(path):
             if not os.access(path, os.R_OK | os.X_OK):
@@ -67,7 +67,7 @@ def _expand(inputs: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]], l
             continue
         results = [one for one in some if one.stem.endswith(MARK)]
         if results:
-            notes.append(f"{len(results)} files in {name} are results already ({MARK}) and left out")
+            notes.append(f"{len(results)} files in {name} are already results ({MARK}) and are skipped")
         found += [one for one in some if one not in results]
     once: dict[str, Path] = {}
     for path in found:
@@ -85,11 +85,11 @@ def _target(out: str | None, count: int) -> Path | None:
         return path
     suffix = path.suffix.lower()
     if suffix in SUFFIXES and suffix not in FORMATS:
-        raise UsageError(f"{out}: files {suffix} are not written; use {', '.join(sorted(FORMATS))}")
+        raise UsageError(f"{out}: {suffix} files cannot be written; use {', '.join(sorted(FORMATS))}")
     if suffix in FORMATS and count > 1:
-        raise UsageError(f"{out} is one file, for {count} pictures; name a folder")
+        raise UsageError(f"{out} is one file, but there are {count} pictures; give a folder")
     if suffix not in FORMATS and os.path.exists(path):
-        raise UsageError(f"{out} is a file that is no picture; name a folder or a picture")
+        raise UsageError(f"{out} is a file but not a picture; give a folder or a picture")
     return path
 
 
@@ -111,7 +111,7 @@ def _planned(source: Path, out: Path | None, force: bool) -> Job:
     if target.is_dir():
         return Job(source, target, f"{target} is a folder", refused=True)
     if target.exists() and not force:
-        return Job(source, target, f"{target} exists; choose another place, or replace it with --force", True)
+        return Job(source, target, f"{target} exists; choose another name, or replace it with --force", True)
     return Job(source, target)
 
 

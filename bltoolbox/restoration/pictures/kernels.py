@@ -1,4 +1,4 @@
-"""Blur kernels as a person gives them: a file, a Gaussian or a matrix. Without torch."""
+"""Blur kernels given as a file, a Gaussian or a matrix. Without torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse_kernel(text: str) -> dict[str, Any]:
         found = _GAUSSIAN.fullmatch(text)
         sigma = float(found[1]) if found else 0.0
         if not found or sigma <= 0:
-            raise UsageError(f"kernel {text} is no Gaussian; write e.g. gaussian:2 or gaussian:2:13")
+            raise UsageError(f"kernel {text} is not a Gaussian; write e.g. gaussian:2 or gaussian:2:13")
         size = int(found[2]) if found[2] else 2 * math.ceil(3 * sigma) + 1
         if not 0 < size <= _LARGEST:
             raise UsageError(f"kernel {text} has a side of {size} pixels; give one from 1 to {_LARGEST}")
@@ -40,7 +40,7 @@ def kernel_matrix(values: NDArray[Any] | Sequence[Sequence[float]], name: str = 
     try:
         matrix = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{name} is no matrix of numbers") from error
+        raise UsageError(f"{name} is not a matrix of numbers") from error
     if matrix.ndim != 2 or matrix.size == 0 or max(matrix.shape) > _LARGEST:
         shape = "×".join(map(str, matrix.shape)) or "a single number"
         raise UsageError(f"{name} is {shape}; a kernel is a matrix of at most {_LARGEST} rows and columns")
