@@ -458,7 +458,7 @@ def test_captions_tell_not_moved_from_not_looked(trained: Path) -> None:
     rows = restore_rows(comparison, costs, 0, load_registry())
     titles = [panel.get_title() for panel in draw_sheet(rows, costs).axes]
     assert titles[0] == "true" and titles[1].startswith("measured, ")
-    assert titles[2].endswith(" dB, not moved yet")
+    assert titles[2].endswith(" dB, no step yet")
     assert titles[3].endswith(" dB, initial θ, no check since")
     assert titles[4].endswith(" dB")
 

@@ -149,7 +149,9 @@ def test_a_server_without_ranges_sends_it_all_again(server: Server, tmp_path: Pa
 
 def test_what_came_before_the_end_is_kept(server: Server, tmp_path: Path) -> None:
     server.cuts = [60_000, 0, 0, 0]
-    with pytest.raises(MissingError, match=r"60000 bytes are kept, and the same command goes on from there"):
+    with pytest.raises(
+        MissingError, match=r"60000 bytes are kept; repeat the command to continue from there"
+    ):
         get(server, tmp_path)
     assert (tmp_path / "set.tar.gz.part").read_bytes() == CONTENT[:60_000]
     assert not (tmp_path / "set").exists()

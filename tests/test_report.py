@@ -277,7 +277,7 @@ def test_hardly_anything_is_there(here: Call, tmp_path: Path) -> None:
     (tmp_path / "empty" / "resolved.yaml").write_text("")
     assert here("empty").returncode == 0
     page = (tmp_path / "report.html").read_text()
-    assert "the run has made no step yet" in page and "Nothing has been spent yet." in page
+    assert "the run has not completed a step yet" in page and "Nothing has been spent yet." in page
 
 
 def test_an_index_of_pictures_cannot_name_other_files(trained: Path, tmp_path: Path) -> None:

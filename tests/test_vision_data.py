@@ -92,7 +92,7 @@ class TestSTL10:
         assert len(STL10(str(stl10), split="test")) == 5
         for length in (0, 1000):
             file.write_bytes(content[:length])
-            with pytest.raises(ValueError, match=rf"has {length} bytes, which is no whole number"):
+            with pytest.raises(ValueError, match=rf"has {length} bytes, which is not a whole number"):
                 STL10(str(stl10), verify=False)
 
     def test_nothing_but_what_is_used_is_read(self, stl10: Path) -> None:

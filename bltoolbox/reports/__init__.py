@@ -1,5 +1,5 @@
-"""What a person looks at afterwards: the HTML page, figures, comparisons, notebooks, progress.
+"""Everything people look at: the HTML report, figures, comparisons, notebooks, progress.
 
-Reads records and run directories, never drives a run. May import ``restoration``, ``bilevel``, ``runs`` and ``config``.
-A change here can break pages and figures, and nothing else.
+Reads records and run directories, never drives a run. May import ``restoration``, ``bilevel``, ``runs`` and
+``config``. A change here can break pages and figures, and nothing else.
 """

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: on stderr, and only on a terminal."""
+"""The progress of a run on stderr, only on a terminal."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Progress(Listener):
     def phase(self, sentence: str) -> None:
         if self.task is not None:
             self.bar.update(self.task, description=printable(sentence), figures="")
-        elif not self.quiet:  # said before the run begins, e.g. that a checkpoint was passed over
+        elif not self.quiet:  # said before the run begins, e.g. that a checkpoint was skipped
             say(sentence)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
@@ -80,7 +80,7 @@ class Progress(Listener):
 
 
 class Log(Listener):
-    """One line a check, for logs and for the curious."""
+    """One line per check, for logs."""
 
     def __enter__(self) -> Self:
         self.began = time.perf_counter()

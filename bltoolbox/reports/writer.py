@@ -1,4 +1,4 @@
-"""The figures and the page of a run that has just finished."""
+"""The figures and the report of a run that has just finished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class ReportWriter(Listener):
-    """Writes figures and report into a run directory; whatever is wrong with them, the run is finished."""
+    """Writes figures and report into a run directory; an error here does not make the run fail."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,7 +25,7 @@ class ReportWriter(Listener):
             try:
                 write(result)
             except Exception as error:
-                log.warning("%s", f"there is no {name}: {type(error).__name__}: {error}")
+                log.warning("%s", f"{name} could not be written: {type(error).__name__}: {error}")
 
     def _draw(self, result: RunResult) -> None:
         draw(result, self.path / PICTURES)

@@ -1,6 +1,6 @@
-"""Several runs side by side, without torch: groups of seeds, what tells them apart, when they were how good.
+"""Several runs side by side, without torch: groups of seeds, what distinguishes them, and their quality over time.
 
-Runs whose resolved recipes differ only in ``seed``, or in how long a run goes on and how often it is checked, are one
+Runs whose resolved recipes differ only in ``seed``, or in budget and checks, are one
 group. Its curves are brought to a common axis, on which they have a mean and a range.
 """
 
@@ -23,7 +23,7 @@ Curve = list[tuple[float, float]]
 
 #: Points of a mean curve.
 _POINTS = 200
-#: The running mean of the loss spans this share of a run, unless told otherwise.
+#: The running mean of the loss spans this share of a run, by default.
 _SHARE = 0.05
 #: Sections of a recipe that decide how long a run is followed, not where it goes.
 _FOLLOWED = ("budget", "checkpoint")
@@ -54,7 +54,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, the images and the metric by which they are compared, levels, and what could not be compared."""
+    """Groups of runs, the images and the metric by which they are compared, levels, and what could not be
+    compared."""
 
     groups: list[Group]
     images: Images
@@ -100,7 +101,7 @@ def compare(
     """Group runs and choose what to compare; ``levels`` are values of the metric; without any, some are found."""
     notes = [f"{run.path}: {note}" for run in runs for note in run.notes]
     notes += [
-        f"{run.path}: the run is not finished ({run.status}); what there is of it is used"
+        f"{run.path}: the run is not finished ({run.status}); it is shown as far as it got"
         for run in runs
         if not run.finished
     ]
@@ -115,7 +116,8 @@ def compare(
 
 
 def _images(runs: Sequence[RunHistory], metric: Metric) -> Images:
-    """The test images if all runs with checks looked at them, else the held-out ones if all did, else what is there."""
+    """The test images if all runs with checks looked at them, else the held-out ones if all did, else those
+    available."""
     checked = [run for run in runs if any(run.has(images, metric) for images in IMAGES)]
     for images in IMAGES:
         if checked and all(run.has(images, metric) for run in checked):
@@ -140,7 +142,7 @@ def _groups(runs: Sequence[RunHistory]) -> list[Group]:
 
 
 def _essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe without its seed, and without what decides only how far and how closely a run is followed."""
+    """A recipe without its seed, and without what decides only how long and how closely a run is followed."""
     rest = {key: value for key, value in recipe.items() if key not in ("seed", *_FOLLOWED, *IRRELEVANT)}
     if isinstance(checks := rest.get("validation"), Mapping):
         rest["validation"] = {

@@ -1,4 +1,5 @@
-"""Figures of several runs: their curves on four panels. Colours are those of Okabe and Ito, for every eye."""
+"""Figures of several runs: their curves on four panels. Colours are those of Okabe and Ito, for colour-blind
+readers."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> 
 
 def _draw_band(panel: Any, number: int, curves: Sequence[Curve], log: bool, markers: bool = False) -> None:
     found = band(curves, log)
-    if found is None:  # seeds with nothing in common: each for itself
+    if found is None:  # seeds without a common range: each separately
         for curve in curves:
             panel.plot(*_xy(curve), **_look(number), zorder=3)
         return
@@ -209,12 +210,12 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def check_targets(paths: Iterable[Path], force: bool) -> None:
-    """Refuse what could not be written or would be lost, before any work is done."""
+    """Refuse targets that cannot be written or would be overwritten, before any work is done."""
     for path in paths:
         refuse_unusable_name(path)
         if path.suffix[1:].lower() not in FORMATS:
             raise UsageError(f"{path}: a figure is a .png, .svg or .pdf file")
         if path.is_dir():
-            raise UsageError(f"{path} is a folder; name a file")
+            raise UsageError(f"{path} is a folder; give a file")
         if path.exists() and not force:
             raise UsageError(f"{path} exists; choose another name with -o, or replace it with --force")

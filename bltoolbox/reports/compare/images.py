@@ -1,7 +1,7 @@
-"""A sheet of restored images: what each setting makes of one image for a given cost.
+"""A sheet of restored images: one image, restored by each setting for a given cost.
 
 A row for each group of runs: the true image, the measured one, and for each cost what the θ of the last check up to
-that cost restores. Everything is computed on the CPU, an image at a time.
+that cost restores. Everything is computed on the CPU, one image at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.evaluation import Evaluation
     from bltoolbox.restoration.samples import Samples
 
-#: Rows of a sheet that can still be looked at.
+#: Maximum number of rows of a readable sheet.
 MAX_ROWS = 24
 _WIDTH = 1.75
 
@@ -76,7 +76,7 @@ def restore_rows(
     """Restore the images of the sheet; the first seed of a group stands for it."""
     if len(comparison.groups) > MAX_ROWS:
         raise UsageError(
-            f"a sheet of {len(comparison.groups)} rows cannot be looked at; compare at most {MAX_ROWS} settings"
+            f"a sheet of {len(comparison.groups)} rows is not readable; compare at most {MAX_ROWS} settings"
         )
     return [_restore(group, comparison.metric, costs, position, registry) for group in comparison.groups]
 
@@ -86,7 +86,7 @@ def _restore(group: Group, metric: Metric, costs: Sequence[float], position: int
     samples = _samples(run, registry)
     if not 0 <= position < len(samples):
         raise UsageError(
-            f"{run.path} has {len(samples)} evaluation images, counted from 0; there is no {position}"
+            f"{run.path} has {len(samples)} evaluation images, counted from 0; --image {position} does not exist"
         )
     x_true = samples.batch([position]).truth
     assert x_true is not None
@@ -110,7 +110,7 @@ def _samples(run: RunHistory, registry: Registry) -> Samples:
 
     recipe = load_recipe(run.path / RECIPE_FILE, (), registry)
     if recipe.evaluation is None:
-        raise UsageError(f"{run.path}: its recipe has no evaluation images to show; leave --at out")
+        raise UsageError(f"{run.path}: its recipe has no evaluation images to show; omit --at")
     recipe = replace(recipe, device="cpu")
     try:
         return evaluation_samples(recipe, build(recipe, "operator", registry), registry)
@@ -208,7 +208,7 @@ def _show(panel: Any, picture: Picture, metric: Metric) -> None:
     parts = [picture.caption] if picture.caption else []
     parts += [metric.show(picture.value)] if picture.value is not None else []
     if picture.moved is False:
-        parts.append("initial θ, no check since" if picture.unseen else "not moved yet")
+        parts.append("initial θ, no check since" if picture.unseen else "no step yet")
     panel.set_title(", ".join(parts), fontsize=8, pad=3)
 
 

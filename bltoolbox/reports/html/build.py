@@ -1,7 +1,7 @@
-"""``report.html``: one page about one run or several, that needs nothing but a browser and never asks the network.
+"""``report.html``: one page about one or more runs that works offline in any browser.
 
-``curves.py`` and ``facts.py`` read run directories without torch, ``pictures.py`` has images and filters, ``html.py``
-puts the page together from the files in ``page/``.
+``curves.py`` and ``facts.py`` read run directories without torch, ``pictures.py`` has images and filters, ``page.py``
+puts the page together from the files in ``static/``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_report(
     images: int = IMAGES,
     registry: Registry | None = None,
 ) -> list[str]:
-    """Write the page about some runs or sweeps to ``out``; what its readers should know, a sentence each."""
+    """Write the page about some runs or sweeps to ``out``; returns notes for its readers."""
     from bltoolbox.reports.html.facts import gather
     from bltoolbox.reports.html.page import build_page
     from bltoolbox.reports.html.pictures import Pictures, collect
@@ -42,10 +42,10 @@ def write_report(
         raise UsageError(f"{out} exists; choose another file with -o or add --force")
     paths, missing = expand(directories)
     if not paths:
-        raise UsageError("there is nothing to report: none of the runs has been started")
+        raise UsageError("nothing to report: none of the runs has been started")
     runs = gather([RunHistory.read(path) for path in paths])
     if len(runs) > _MAX_RUNS:
-        missing.append(f"images and filters are shown for up to {_MAX_RUNS} runs, and these are {len(runs)}")
+        missing.append(f"images and filters are shown for at most {_MAX_RUNS} runs; there are {len(runs)}")
         pictures = [Pictures() for _ in runs]
     else:
         pictures = [collect(one.run, images, registry) for one in runs]
@@ -60,7 +60,7 @@ def write_report(
 
 
 def report_result(path: Path, result: RunResult) -> None:
-    """The page of a run that has just finished, from what it has in its hands: nothing is computed for it."""
+    """The page of a run that has just finished, from its result: nothing is computed for it."""
     from bltoolbox.reports.html.facts import gather
     from bltoolbox.reports.html.page import build_page
     from bltoolbox.reports.html.pictures import collect, keep_scenes

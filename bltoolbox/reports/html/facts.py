@@ -1,4 +1,4 @@
-"""What the report says of a run in words and numbers: cards, quality, the ledger, the recipe. No torch."""
+"""The facts of a run in the report: cards, quality, the ledger, the recipe. No torch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LEDGER = {
     "line_search": ("Line search", "the lower-level iterations that went into trial values"),
     "slowest": ("Slowest sample", "iterations of the slowest sample of a chunk times its size"),
     "power_iterations": ("Power iterations", "for error bounds"),
-    "gradients": ("Gradients", "of the lower level, whatever for"),
+    "gradients": ("Gradients", "of the lower level, for any purpose"),
     "hessian_products": ("Hessian products", "of the lower level"),
     "linearisations": ("Linearisations", "of the lower level"),
     "mixed_products": ("Mixed derivatives", "of the lower level in x and θ"),
-    "hypergradients": ("Hypergradients", "that the optimizer asked for"),
-    "values": ("Values", "that the optimizer asked for"),
+    "hypergradients": ("Hypergradients", "requested by the optimizer"),
+    "values": ("Values", "requested by the optimizer"),
     "evaluation_iterations": (
         "Evaluation",
         "iterations for validation, evaluation and tuning the baseline; not part of the budget",
@@ -190,14 +190,14 @@ class RunFacts:
         return " · ".join(f"{name} {value}" for name, value in known if value)
 
     def notes(self) -> list[str]:
-        """What a reader should know before believing the page."""
+        """Caveats for the reader."""
         found = list(self.run.notes)
         if self.state == "running":
-            found.append("the run was still going on; the page shows how far it had come")
+            found.append("the run was still active; the page shows its progress so far")
         elif not self.run.finished:
-            found.append(f"the run did not finish ({_cut(self.status)}); the page shows what there is of it")
+            found.append(f"the run did not finish ({_cut(self.status)}); the page shows it as far as it got")
         if not self.run.steps:
-            found.append("the run has made no step yet")
+            found.append("the run has not completed a step yet")
         return found
 
 

@@ -1,6 +1,6 @@
 """The page as text: ``static/page.html`` has its structure, and escapes all that comes from a run.
 
-The page's own policy allows nothing but these very styles and scripts, known by their hashes, and pictures that are
+The page's own policy allows only these styles and scripts, known by their hashes, and pictures that are
 part of it: whatever a recipe says, no request leaves the browser and nothing of a recipe can be executed.
 """
 

@@ -93,23 +93,23 @@ def keep_scenes(result: RunResult, folder: Path) -> None:
 def collect(
     run: RunHistory, images: int, registry: Registry | None = None, model: Model | None = None
 ) -> Pictures:
-    """What there is to see of a run; nothing that is missing or broken is fatal."""
+    """The pictures of a run; missing or broken ones are not fatal."""
     notes: list[str] = []
     scenes = read_scenes(run.path, run.metrics)[:images]
     try:
         model = model or load_model(run, registry)
     except BltError as error:
-        return Pictures(scenes, notes=[f"what was learned cannot be shown: {error}"])
+        return Pictures(scenes, notes=[f"the learned parameters cannot be shown: {error}"])
     if not scenes and images and run.recipe.get("evaluation") is not None:
         try:
             scenes = _restore(run, model, images, registry)
         except Exception as error:  # θ may be of another shape than its recipe says
-            notes.append(f"no evaluation image can be shown: {error}")
+            notes.append(f"the evaluation images cannot be shown: {error}")
     try:
         learned = show_learned(model)
     except Exception as error:  # a plugin's own method, of which a page must not depend
         learned = Learned()
-        notes.append(f"what was learned cannot be shown: {type(error).__name__}: {error}")
+        notes.append(f"the learned parameters cannot be shown: {type(error).__name__}: {error}")
     return Pictures(scenes, learned, notes)
 
 
@@ -134,7 +134,7 @@ def read_scenes(folder: Path, metrics: Sequence[Metric] = (UNDESCRIBED,)) -> lis
 def _read_variant(folder: Path, part: dict[str, Any], metrics: Sequence[Metric]) -> Variant:
     name = str(part["file"])
     if not _SAFE.fullmatch(name):
-        raise ValueError(f"{name} is no picture of a run")
+        raise ValueError(f"{name} is not a picture of a run")
     png = read_bytes(folder / PICTURES / name, REPORT_IMAGES, follow=False)
     names = [metric.name for metric in metrics]
     values = {name: float(part[name]) for name in names if part.get(name) is not None}
@@ -150,7 +150,7 @@ def _check_total(folder: Path, names: Sequence[str]) -> None:
 
 
 def load_model(run: RunHistory, registry: Registry | None) -> Model:
-    """From the θ that the run chose, or the newest that there is."""
+    """From the θ that the run chose, or the newest available."""
     from bltoolbox.restoration.model import Model
 
     named = [run.path / name for name in (THETA_FILE, BEST_THETA, LAST_THETA)]

@@ -5,7 +5,7 @@ the type) or of floats in [0, 1]. The file is memory-mapped: only the images ask
 than the memory. Prefer it for prepared crops of one size; for files of an ordinary image format use ``folder``.
 
 Crops of one photograph look alike, so they should not be on both sides of a split. A CSV file beside the array, one
-row an image, tells which belong together in its column ``photograph`` (or ``photo``, ``group``, ``source``,
+row per image, tells which belong together in its column ``photograph`` (or ``photo``, ``group``, ``source``,
 ``image``); with a column ``index`` its rows may come in any order.
 """
 
@@ -36,8 +36,8 @@ class Array(Data):
         count: Number of images to use; all from ``offset`` on when left out.
         offset: Index of the first image to use, e.g. to hold the images before it out.
         crop: Side of a square crop around the centre; the whole image when left out.
-        groups: A CSV file that tells which images are of one photograph; auto takes the one with the name of the array,
-            if there is one, and none lets each image stand for itself.
+        groups: A CSV file that tells which images are of one photograph; auto takes the one with the name of the
+            array, if there is one, and none lets each image stand for itself.
     """
 
     def __init__(

@@ -5,18 +5,19 @@ Leaves (discs) fall at random places until they cover the ground; the image show
     x(p) = c_k + s_k·(p − p_k) + t_k T(p),      k the topmost leaf over p,      P(radius = r) ∝ r^−3,
 
 which makes occlusion edges at all scales and a power-law spectrum, as photographs have. Each leaf has a colour c_k
-(mostly brighter or darker than its image's own tone, seldom of another hue), a linear shading s_k and an amount t_k of
-the image's texture T, a random field of power-law spectrum. Images differ in contrast, smallest leaf, texture and
+(mostly brighter or darker than its image's own tone, seldom of another hue), a linear shading s_k and an amount t_k
+of the image's texture T, a random field of power-law spectrum. Images differ in contrast, smallest leaf, texture and
 sharpness. The painting is done at twice the resolution and averaged, then slightly blurred, so edges are soft.
 
 What was matched, on 1024 crops 96×96 of photographs of the Berkeley set, half of them at full and half at half size
 (512 leaves against crops): standard deviation 0.23 against 0.24 and correlation of the channels 0.90, 0.75, 0.89
 (red–green, red–blue, green–blue) against 0.88, 0.70, 0.87; standard deviations of horizontal differences along their
-principal colour axes 0.124, 0.019, 0.011 against 0.134, 0.018, 0.010; exponent of the power spectrum −2.6 against −2.4.
-Absolute differences of neighbours, at the quantiles 50, 90, 99 and 99.9 %: 0.011, 0.086, 0.32, 0.59 against 0.017,
-0.110, 0.34, 0.55; mean 0.033 against 0.042, excess kurtosis 24 against 13. The leaves are on purpose larger than in
-the closest match found (mean difference 0.041, exponent −2.55): of three variants, one short training run each, these
-gave about 0.2 dB more on the ``photos`` and the same on Berkeley test crops. That choice has seen those images.
+principal colour axes 0.124, 0.019, 0.011 against 0.134, 0.018, 0.010; exponent of the power spectrum −2.6 against
+−2.4. Absolute differences of neighbours, at the quantiles 50, 90, 99 and 99.9 %: 0.011, 0.086, 0.32, 0.59 against
+0.017, 0.110, 0.34, 0.55; mean 0.033 against 0.042, excess kurtosis 24 against 13. The leaves are on purpose larger
+than in the closest match found (mean difference 0.041, exponent −2.55): of three variants, one short training run
+each, these gave about 0.2 dB more on the ``photos`` and the same on Berkeley test crops. That choice has seen those
+images.
 
 Prefer it to start at once, for tests, and wherever photographs may not be distributed; a regularizer for one kind of
 image learns more from crops of that kind (``array``).
@@ -219,7 +220,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
 
 
 def _write(path: Path, images: NDArray[np.uint8]) -> None:
-    """Write beside and rename, so that a reader never sees half a file; a cache that cannot be written is no error."""
+    """Write atomically; a cache that cannot be written is not an error."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Archives from the web: resumed where they were interrupted, verified, moved into place as a whole.
 
-An archive grows as ``NAME.part``. A download that broke off goes on from there by HTTP Range where the server can do
+An archive grows as ``NAME.part``. A broken download continues from there by HTTP Range if the server supports
 it, else it starts again; nothing counts before its MD5 sum is right. The archive is unpacked beside its destination
 and renamed, so that a folder is there completely or not at all. Whatever goes wrong is a ``MissingError`` that says
 what to do.
@@ -102,7 +102,7 @@ def _complete(url: str, part: Path) -> None:
             reason = str(getattr(error, "reason", None) or error or type(error).__name__)
         failures = 0 if _begun(part) > before else failures + 1
         if failures >= TRIES:
-            kept = f"; {_megabytes(_begun(part))} are kept, and the same command goes on from there"
+            kept = f"; {_megabytes(_begun(part))} are kept; repeat the command to continue from there"
             raise MissingError(
                 f"{url} cannot be downloaded: {reason} (is there a network?){kept if _begun(part) else ''}"
             )
@@ -192,7 +192,7 @@ class _Progress:
 
     def __enter__(self) -> _Progress:
         size = "" if self.total is None else f" ({_megabytes(self.total)})"
-        begun = f", going on after {_megabytes(self.done)}" if self.done else ""
+        begun = f", continuing after {_megabytes(self.done)}" if self.done else ""
         print(f"downloading {self.url}{size}{begun}", file=self.stream)
         return self
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bltoolbox.plugin import Header, ImageError, read_header, read_image
 
-#: Files whose trouble is told one by one.
+#: Number of files whose problems are reported one by one.
 _TOLD = 3
 
 log = logging.getLogger("bltoolbox")
@@ -22,9 +22,9 @@ log = logging.getLogger("bltoolbox")
 class ImageFiles:
     """Files that can be used, in their order. Bad ones are left out, with one message for all of them.
 
-    ``names`` are relative to ``folder``. ``resize`` scales the shorter side and cuts the middle square, ``crop`` cuts a
-    square around the centre; without either all images must have one size. ``channels`` is 1 when all files are gray,
-    unless it is given.
+    ``names`` are relative to ``folder``. ``resize`` scales the shorter side and cuts the middle square, ``crop`` cuts
+    a square around the centre; without either all images must have one size. ``channels`` is 1 when all files are
+    gray, unless it is given.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ImageFiles:
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
     def label(self, i: int) -> str:
-        # A name that is no text in the encoding of the system must not break a report.
+        # A name that cannot be decoded must not break a report.
         return self.names[i].encode("utf-8", "replace").decode()
 
     def _image(self, i: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Which photograph each image of an array was cut from: a CSV file beside the array.
 
-It has a header, one row an image, and a column ``photograph``, ``photo``, ``group``, ``source`` or ``image`` (the
+It has a header, one row per image, and a column ``photograph``, ``photo``, ``group``, ``source`` or ``image`` (the
 first of these that there is). With a column ``index`` the rows may come in any order.
 """
 

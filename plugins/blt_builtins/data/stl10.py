@@ -77,7 +77,7 @@ class STL10(Data):
         size = file.stat().st_size
         total, rest = divmod(size, int(np.prod(SHAPE)))
         if rest or not total:
-            raise ValueError(f"{file} has {size} bytes, which is no whole number of 96×96 colour images")
+            raise ValueError(f"{file} has {size} bytes, which is not a whole number of 96×96 colour images")
         check_range(f"{split} has {total} images", total, offset, count)
         self.split = split
         self.count = total - offset if count is None else count

@@ -15,7 +15,7 @@ def torchvision_datasets(component: str) -> Any:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of optional parts that nobody asked for
+            warnings.simplefilter("ignore")  # it warns about optional parts
             import torchvision.datasets
     except ModuleNotFoundError as error:
         raise MissingError(

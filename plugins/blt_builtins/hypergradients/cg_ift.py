@@ -6,7 +6,7 @@ Every sample has its own scalars, its own stopping and its own warm start; sampl
 linear system. The residual that is returned is recomputed from q: if the recursion of CG had drifted, it starts
 again from there.
 
-When to choose it: the default. Needs a positive definite Hessian, and says so when it meets none.
+When to choose it: the default. Needs a positive definite Hessian; stops with a message otherwise.
 
 References: Pedregosa, *Hyperparameter optimization with approximate gradient*, ICML 2016; Ehrhardt &
 Roberts, *Analyzing inexact hypergradients for bilevel learning*, IMA J. Appl. Math. 2024.
@@ -26,7 +26,7 @@ class CGIFT(ImplicitEstimator):
     """Implicit differentiation with conjugate gradients.
 
     Args:
-        iteration_limit: most CG iterations for a sample.
+        iteration_limit: maximum number of CG iterations per sample.
     """
 
     def __init__(self, iteration_limit: Annotated[int, Gt(0)] = 500) -> None:

@@ -31,7 +31,7 @@ class ImplicitEstimator(HypergradientEstimator):
 
 
 def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool = False) -> Estimate:
-    """z by ``method``, with at most ``most`` iterations for a sample.
+    """z by ``method``, with at most ``most`` iterations per sample.
 
     Reaching them is an error if a tolerance was asked for, unless the method ``truncates`` by design.
     """

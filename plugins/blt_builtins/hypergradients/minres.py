@@ -4,9 +4,9 @@
 
 Lanczos vectors v_k with ∇²h V_k = V_{k+1} T_k; the QR factors of the tridiagonal T_k are updated by one rotation an
 iteration, so it costs one Hessian product and a few vectors, whatever k. The residual falls monotonically, also when
-the Hessian is indefinite, where conjugate gradients break down: with a non-convex regularizer z is then the derivative
-of the stationary point x̃, whether or not that is a minimiser. Every sample has its own scalars, stopping and warm
-start; the residual that is returned is recomputed from q.
+the Hessian is indefinite, where conjugate gradients break down: with a non-convex regularizer z is then the
+derivative of the stationary point x̃, whether or not that is a minimiser. Every sample has its own scalars, stopping
+and warm start; the residual that is returned is recomputed from q.
 
 When to choose it: regularizers that are not convex, or an x̃ so rough that curvature there is in doubt. On a positive
 definite Hessian it meets δ no later than `cg-ift`, at a few vector operations more.
@@ -31,7 +31,7 @@ class MINRES(ImplicitEstimator):
     """Implicit differentiation with minimal residuals.
 
     Args:
-        iteration_limit: most MINRES iterations for a sample.
+        iteration_limit: maximum number of MINRES iterations per sample.
     """
 
     def __init__(self, iteration_limit: Annotated[int, Gt(0)] = 500) -> None:

@@ -6,8 +6,8 @@ One term is one Hessian product: r ← r − ∇²h r/L, where r = ∇g − ∇�
 residual, so that ‖r‖ ≤ (1 − μ/L)^K ‖∇g‖. A sample stops when its residual, recomputed from q, meets δ; a warm start
 continues the series where the last adjoint left it. L is the components' certified bound.
 
-When to choose it: to reproduce methods that truncate the series, or where an estimate must be a fixed polynomial of the
-Hessian. `cg-ift` needs about the square root of its terms.
+When to choose it: to reproduce methods that truncate the series, or where an estimate must be a fixed polynomial of
+the Hessian. `cg-ift` needs about the square root of its terms.
 
 References: Lorraine, Vicol & Duvenaud, *Optimizing millions of hyperparameters by implicit differentiation*, AISTATS
 2020; Ghadimi & Wang, *Approximation methods for bilevel programming*, 2018.
@@ -30,7 +30,7 @@ class Neumann(ImplicitEstimator):
     """Implicit differentiation with a Neumann series.
 
     Args:
-        terms: most terms K for a sample.
+        terms: maximum number of terms K per sample.
     """
 
     def __init__(self, terms: Annotated[int, Gt(0)] = 1000) -> None:

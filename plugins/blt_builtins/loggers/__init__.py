@@ -1,4 +1,4 @@
-"""Loggers: where else a run is told of."""
+"""Loggers: other places where a run is recorded."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A CSV file of all figures, one a line.
+"""A CSV file of all figures, one per line.
 
     step,computations,seconds,name,value
 
 Steps do not all have the same figures, so each figure is a line of its own: a pivot table, or
-`pandas.read_csv(…).pivot(index="step", columns="name", values="value")`, makes columns of them. A run that goes on cuts
-the file where it goes on from, as it does with its own logs.
+`pandas.read_csv(…).pivot(index="step", columns="name", values="value")`, makes columns of them. A resumed run
+truncates the file to where it resumes, like its own logs.
 
 When to choose it: for spreadsheets and other programs that read CSV; the run directory has the same figures as JSON.
 
@@ -37,7 +37,7 @@ HEADING = ("step", "computations", "seconds", "name", "value")
 
 
 class CsvLog(Logger):
-    """Writes while the run goes on.
+    """Writes during the run.
 
     Args:
         path: The file, in the run directory, or in the current folder where there is none.

@@ -2,8 +2,8 @@
 
     tensorboard --logdir runs
 
-Figures of steps stand under `step/`, metrics of checks under `check/`, the learned filters under `learned/`. A run that
-goes on writes to the same folder, and TensorBoard forgets what is told again.
+Figures of steps stand under `step/`, metrics of checks under `check/`, the learned filters under `learned/`. A run
+that is resumed writes to the same folder, and TensorBoard replaces repeated steps.
 
 When to choose it: to follow many long runs in a browser. It needs the package tensorboard, which
 `pip install 'bltoolbox[tensorboard]'` brings.
@@ -28,7 +28,7 @@ class TensorBoardLog(Logger):
 
     Args:
         folder: Where, in the run directory, or in the current folder where there is none.
-        every: Steps between two that are told.
+        every: Steps between two that are logged.
     """
 
     def __init__(self, folder: Path = Path("tensorboard"), every: Annotated[int, Gt(0)] = 1) -> None:

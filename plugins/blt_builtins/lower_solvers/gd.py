@@ -2,16 +2,17 @@
 
     x_{k+1} = P_C(x_k − ∇h(x_k)/L)
 
-The error shrinks by 1 − μ/L an iteration, h decreases monotonically, and so does ‖∇h‖. L is the components' certified
-bound; where one of them knows none, each sample tries the curvature it met along its last step (Barzilai & Borwein),
+The error shrinks by 1 − μ/L per iteration, h decreases monotonically, and so does ‖∇h‖. L is the components'
+certified bound; where one of them knows none, each sample tries the curvature it met along its last step (Barzilai &
+Borwein),
 
     L = ⟨Δ∇h, Δx⟩/‖Δx‖²,   doubled until   ⟨∇h(x⁺) − ∇h(x), x⁺ − x⟩ ≤ L‖x⁺ − x‖²
 
 which, h being convex, proves h(x⁺) ≤ h(x) from gradients alone. The gradient of an accepted trial is the next
 iteration's: a step that is not too long costs one gradient, like a certified one.
 
-When to choose it: as the yardstick and the simplest model of a solver, or where momentum or curvature misbehave. `agd`
-needs the square root of its iterations at the same price each, and has the same constraint on x.
+When to choose it: as the yardstick and the simplest model of a solver, or where momentum or curvature misbehave.
+`agd` needs the square root of its iterations at the same price each, and has the same constraint on x.
 
 References: Nesterov, *Lectures on convex optimization*, 2018, section 2.1.5; Barzilai & Borwein, *Two-point step size
 gradient methods*, IMA J. Numer. Anal. 1988.

@@ -3,13 +3,13 @@
     x_{k+1} = x_k − α_k B_k ∇h(x_k),        B_k = inverse Hessian built from the last m pairs
     s_j = x_{j+1} − x_j,   y_j = ∇h(x_{j+1}) − ∇h(x_j),   from the scaled identity (⟨s,y⟩/⟨y,y⟩) I
 
-B_k∇h comes from the two-loop recursion; α_k from a line search a sample, 1 being tried first and nearly always taken. A
-pair of non-positive curvature (to rounding) is kept with weight zero, which leaves that sample's B unchanged, so all
-histories have the same shape and nothing depends on the batch. An iteration costs a gradient, an energy, and m pairs of
-inner products; no Lipschitz constant is needed.
+B_k∇h comes from the two-loop recursion; α_k from a line search per sample, which tries 1 first and nearly always
+accepts it. A pair of non-positive curvature (to rounding) is kept with weight zero, which leaves that sample's B
+unchanged, so all histories have the same shape and nothing depends on the batch. An iteration costs a gradient, an
+energy, and m pairs of inner products; no Lipschitz constant is needed.
 
-When to choose it: tight tolerances on any smooth regularizer, in particular one without majorant weights (else `mm` is
-as fast and needs less memory) and where Hessian products are dear (else `newton-cg` at the tightest). No
+When to choose it: tight tolerances on any smooth regularizer, in particular one without majorant weights (else `mm`
+is as fast and needs less memory) and where Hessian products are dear (else `newton-cg` at the tightest). No
 constraint on x.
 
 References: Nocedal, *Updating quasi-Newton matrices with limited storage*, Math. Comp. 1980; Liu & Nocedal, *On the
@@ -31,7 +31,8 @@ from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand, norm
 
 @dataclass(frozen=True)
 class LBFGSState:
-    """x with energy and gradient; the pairs as rows of (B, m, N), newest last, with 1/⟨s,y⟩ (or 0) and the scaling."""
+    """x with energy and gradient; the pairs as rows of (B, m, N), newest last, with 1/⟨s,y⟩ (or 0) and the
+    scaling."""
 
     x: Tensor
     residual: Tensor

@@ -4,11 +4,11 @@ For R(x) = Σ ψ(Cx) each ψ lies below the parabola of curvature w(t) = ψ'(t)/
 
     h(x) ≤ ½‖Ax − y‖² + ½ Σ w_k (Cx)² + const,        x_{k+1} = argmin of that over x_k + span{∇h(x_k), x_k − x_{k−1}}
 
-a 2×2 system a sample. C x_k, A x_k and their last changes are kept, so an iteration is one C and one Cᵀ, the price of a
-gradient. No step size, no Lipschitz constant; h decreases monotonically.
+a 2×2 system per sample. C x_k, A x_k and their last changes are kept, so an iteration is one C and one Cᵀ, the price
+of a gradient. No step size, no Lipschitz constant; h decreases monotonically.
 
-The kept C x_k drifts by rounding: the loop recomputes the residual from x before it calls a sample finished, and starts
-again from there if it was wrong.
+The kept C x_k drifts by rounding: the loop recomputes the residual from x before it calls a sample finished, and
+starts again from there if it was wrong.
 
 When to choose it: the fastest first-order choice for regularizers with majorant weights (`foe`, `tv`): about half of
 the iterations of `agd`, and insensitive to a small smoothing ν. No constraint on x.
@@ -48,8 +48,8 @@ class MemoryGradient(LowerSolver):
     """Majorise–minimise over the gradient and the last step.
 
     Args:
-        compile: fuse the pointwise work by torch.compile: about a tenth off an iteration on CPU. The first solve waits
-            for the compiler; where there is none, a line says so and nothing is fused.
+        compile: fuse the pointwise work by torch.compile: about a tenth off an iteration on CPU. The first solve
+            waits for the compiler; without one, a warning is logged and nothing is fused.
     """
 
     requires: ClassVar = {

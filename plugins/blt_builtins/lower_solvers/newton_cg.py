@@ -9,7 +9,7 @@ An outer iteration is what the loop counts, but it costs a gradient, an energy a
 price of a gradient): compare seconds, not iterations, with first-order methods.
 
 When to choose it: very tight tolerances, ill-conditioned energies, reference solutions. Needs a positive definite
-Hessian, and says so when it meets none. No constraint on x.
+Hessian; stops with a message otherwise. No constraint on x.
 
 References: Dembo, Eisenstat & Steihaug, *Inexact Newton methods*, SIAM J. Numer. Anal. 1982; Nocedal &
 Wright, *Numerical optimization*, 2006, section 7.1.

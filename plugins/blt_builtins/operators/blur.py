@@ -4,8 +4,9 @@
 
 E continues the image beyond its border: mirrored, periodically, by zeros, or not at all (`valid`: y holds only the
 pixels whose whole neighbourhood is in the image, and is smaller than x by the size of the kernel less one). The
-adjoint is exact for each of them. The kernel is a Gaussian of `size` and `sigma`, a matrix, or an ``.npy`` file; it is
-used as given, so divide it by its sum if it is to keep the brightness. Its centre is entry ⌊K/2⌋ in each direction.
+adjoint is exact for each of them. The kernel is a Gaussian of `size` and `sigma`, a matrix, or an ``.npy`` file; it
+is used as given, so divide it by its sum if it is to keep the brightness. Its centre is entry ⌊K/2⌋ in each
+direction.
 
 With `learned: true` the operator has a parameter as well: k = softmax(θ), nonnegative and of mass 1, flat at first.
 Measurements are still made with the true kernel, which learning has to find (semi-blind deblurring).
@@ -43,7 +44,7 @@ class Blur(Operator):
         kernel: a matrix, the path of an .npy file that holds one, or null for a Gaussian.
         size: side of the Gaussian kernel.
         sigma: standard deviation of the Gaussian kernel, in pixels.
-        boundary: how the image goes on beyond its border; with `valid` y is smaller than x.
+        boundary: how the image continues beyond its border; with `valid` y is smaller than x.
         learned: whether the kernel is learned, starting flat; measurements are made with the given one.
     """
 

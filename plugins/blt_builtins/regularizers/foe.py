@@ -3,7 +3,7 @@
     R_θ(x) = e^{θ_0} Σ_j e^{θ_j} Σ_p φ_ν((c_j ⋆ x)_p),        φ_ν(t) = √(t² + ν²) − ν
 
 Convex in x. Parameters: the kernels c_j (zero mean in each channel), the log-weights θ_j, the log-scale θ_0 and
-log ν, one for all filters (ten 7×7 filters on three channels: 1482 numbers, the paper's d) or one a filter.
+log ν, one for all filters (ten 7×7 filters on three channels: 1482 numbers, the paper's d) or one per filter.
 Gradient and Hessian products are analytic: two convolutions each, the curvature φ''(c_j ⋆ x) computed once a
 linearisation; the Lipschitz constant is certified.
 
@@ -213,7 +213,7 @@ _SIZES = 4
 
 @dataclass(frozen=True)
 class Planes:
-    """One value a filter, to be combined with responses (B, J, H, W)."""
+    """One value per filter, to be combined with responses (B, J, H, W)."""
 
     values: Tensor
 
@@ -236,7 +236,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class SmoothedAbs:
-    """φ_ν(t) = √(t² + ν²) − ν with one ν a filter; every result is a fresh tensor, differentiable in ν."""
+    """φ_ν(t) = √(t² + ν²) − ν with one ν per filter; every result is a fresh tensor, differentiable in ν."""
 
     nu: Tensor
 
@@ -339,7 +339,7 @@ def _bases(like: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _cosine_basis(size: int) -> Tensor:
-    """Orthonormal DCT-II, one vector a row. For three channels: luminance, red minus blue, green against both."""
+    """Orthonormal DCT-II, one vector per row. For three channels: luminance, red minus blue, green against both."""
     k = torch.arange(size, dtype=torch.float64)
     basis = torch.cos(math.pi / size * (k + 0.5) * k.unsqueeze(1))
     return basis / basis.norm(dim=1, keepdim=True)

@@ -1,12 +1,13 @@
 """Input-convex neural network: a regularizer as general as convexity allows.
 
-    z_1 = s(V_0 ⋆ x + b_0),   z_{k+1} = s(W_k ⋆ z_k + V_k ⋆ x + b_k),   R_θ(x) = e^{θ_0} Σ_p Σ_c (z_K)_{c,p} + (ρ/2)‖x‖²
+    z_1 = s(V_0 ⋆ x + b_0),   z_{k+1} = s(W_k ⋆ z_k + V_k ⋆ x + b_k),   R_θ(x) = e^{θ_0} Σ_p Σ_c (z_K)_{c,p} +
+    (ρ/2)‖x‖²
 
-s(t) = log(1 + e^{βt})/β, a smooth ramp of sharpness β. The network is convex in x since s is convex and increasing and
-W_k = e^{θ} is positive; V_k has zero mean in each channel, as brightness is no concern of a regularizer (and a plain
-gradient step would see little else), and b_k is free. The image is mirrored at its border once, by what all layers
-see, so that z_K is as large as the image. Sums over pixels, not means: a weight means the same for images of every
-size.
+s(t) = log(1 + e^{βt})/β, a smooth ramp of sharpness β. The network is convex in x since s is convex and increasing
+and W_k = e^{θ} is positive; V_k has zero mean in each channel, since a regularizer should not depend on brightness
+(and a plain gradient step would see little else), and b_k is free. The image is mirrored at its border once, by what
+all layers see, so that z_K is as large as the image. Sums over pixels, not means: a weight means the same for images
+of every size.
 
 At first V_0 holds finite differences in pairs of opposite signs, and s(t) + s(−t) is a smoothed absolute value:
 training starts near a `foe`, with a gradient of its size.
@@ -15,7 +16,8 @@ Only the energy is written here; gradient, Hessian products and mixed derivative
 constant is known (products of layer norms are far too large), so that `agd` backtracks. With ρ > 0 accuracies are
 certified for every operator.
 
-When to choose it: if filters and potentials (`foe`, `crr`) are not expressive enough, and there is time for a network.
+When to choose it: if filters and potentials (`foe`, `crr`) are not expressive enough, and there is time for a
+network.
 
 References: Amos, Xu & Kolter, *Input convex neural networks*, ICML 2017; Mukherjee, Dittmer, Shumaylov, Lunz, Öktem &
 Schönlieb, *Learned convex regularizers for inverse problems*, 2020.
@@ -116,7 +118,7 @@ class InputConvexNetwork(Regularizer):
         return self.project_gradient(theta)
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        """V_k keep a zero mean in each channel: what brightness an image has is no concern of its regularizer."""
+        """V_k keep a zero mean in each channel: a regularizer should not depend on brightness."""
         return {
             name: part - part.mean((-2, -1), keepdim=True) if name.startswith("skip_") else part
             for name, part in gradient.items()

@@ -3,12 +3,12 @@
     m ← β₁m + (1−β₁)z,   v ← β₂v + (1−β₂)z²,        θ⁺ = Π(θ − α_k m̂/(√v̂ + ϵ)),   m̂ = m/(1−β₁ᵗ),  v̂ = v/(1−β₂ᵗ)
     α_k = α_0 (k+1)^{−a},   ε_k = ε_0 (k+1)^{−b},   δ_k = δ_0 (k+1)^{−b}
 
-z = z_{v_k}(θ_k) is the hypergradient of the sampled objective, the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the adjoint
-system to a residual δ_k; t counts the z that were not zero. Kernels, log-weights and smoothing have gradients of very
-different size, which the division evens out.
+z = z_{v_k}(θ_k) is the hypergradient of the sampled objective, the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the
+adjoint system to a residual δ_k; t counts the z that were not zero. Kernels, log-weights and smoothing have gradients
+of very different size, which the division evens out.
 
 A z that is zero throughout, as of an empty batch, moves nothing: neither θ, which would drift on momentum through
-draws that say nothing, nor m, v and t, which would shrink z for the draws that do. Only the schedules go on.
+uninformative draws, nor m, v and t, which would shrink z for the others. Only the schedules advance.
 
 When to choose it: regularizers whose parameters are of different kinds (`foe`), mini-batches, little patience for
 tuning the step. Unlike ISGD it has no convergence theory for inexact z; `step_decay: 0.5` calms its end.

@@ -10,14 +10,14 @@ r < `low`, and kept in between. Other steps are those of ISGD, at no extra cost.
 
 Values of f_v are inexact, too: both sides are solved to the accuracy `value_tol`·ε_k from the same warm starts. A
 first step that promises less than such values can tell is lengthened tenfold unseen, one that promises more than a
-quarter of the loss is cut to that, and then it is doubled or halved as often as it takes: a first step wrong by orders
-of magnitude costs a few solves and not a run.
+quarter of the loss is cut to that, and then it is doubled or halved as often as it takes: a first step wrong by
+orders of magnitude costs a few solves and not a run.
 
 When to choose it: mini-batches, and no idea of the step length. A tuned `isgd` does as well, and no better.
 
 References: Vaswani et al., *Painless stochastic gradient: interpolation, line-search, and convergence rates*, NeurIPS
-2019; Salehi, Mukherjee, Roberts & Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024, which names an
-adaptive step as its open question.
+2019; Salehi, Mukherjee, Roberts & Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024, which names
+an adaptive step as its open question.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ISGDLineSearch(UpperOptimizer):
         return Step(moved, after | {"k": k + 1, "step": alpha}, sampled.result.value.value, metrics)
 
     def _first(self, theta: Theta, result: HypergradientResult) -> float:
-        """α_0, cut to what `auto` would try: where a θ far off leads, one value may cost more than a run."""
+        """α_0, limited to what `auto` would try: at a distant θ, one value may cost more than a run."""
         safe = first_step("auto", theta, result)
         return safe if self.step_size == "auto" else min(self.step_size, safe)
 
