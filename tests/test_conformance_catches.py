@@ -318,7 +318,7 @@ WRONG = {
         " / (lower.residual(state.x).max() + lower.residual(state.x).sum()))\n"
         "        return State(x, lower.residual(x))",
         "a sample's result does not depend on its batch",
-        "must be one a sample",
+        "must be one per sample",
     ),
     "solver that stops short": (
         "lower_solver",
@@ -373,13 +373,13 @@ WRONG = {
         "sampler",
         "calls = 0\n"
         "    def next(self, state): self.calls += 1; return super().next(dict(state) | {'k': self.calls})",
-        "the state survives saving, and draws go on as before",
+        "the state survives saving, and draws continue as before",
         "must be in the state, not in self",
     ),
     "sampler that cannot be saved": (
         "sampler",
         "def init(self, m, seed): return super().init(m, seed) | {'f': random.Random(seed)}",
-        "the state survives saving, and draws go on as before",
+        "the state survives saving, and draws continue as before",
         "cannot be saved",
     ),
     "sampler that ignores its seed": (
@@ -860,7 +860,7 @@ def test_an_author_sees_sentences_and_no_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"operator/mine: {expected}" in done.stdout
     assert sentence in done.stdout
-    assert "'no-such-plugin' is no plugin, distribution, component or recipe" in done.stdout
+    assert "'no-such-plugin' is not a plugin, distribution, component or recipe" in done.stdout
     assert f"{len(wrong) + 1} failed" in done.stdout
     assert "Traceback" not in done.stdout
     assert "conformance.py" not in done.stdout

@@ -379,4 +379,4 @@ def test_too_many_runs_have_curves_only(tmp_path: Path) -> None:
     for k in range(25):
         make_run(tmp_path / f"run{k}", noise=k / 100)
     notes = write_report([tmp_path / f"run{k}" for k in range(25)], tmp_path / "page.html")
-    assert any("up to 24 runs" in note for note in notes)
+    assert any("at most 24 runs" in note for note in notes)

@@ -140,7 +140,7 @@ class Restorer:
     def _in_tiles(self, image: NDArray[Any], solve: _Solver, progress: Progress | None) -> _Cut:
         cut = self._with_overlap(self.overlap, image, solve, progress)
         if cut is None:
-            solve.begin_anew()
+            solve.reset()
             cut = self._with_overlap(self.large_overlap, image, solve, progress)
             assert cut is not None
         return cut
@@ -232,9 +232,9 @@ class _Solver:
         self.problem = problem
         self.at: dict[tuple[int, ...], VariationalAt] = {}
         self.iterations = 0
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget what went wrong before; it counts as work all the same."""
         self.unfinished = 0
         self.status: Status | None = None

@@ -59,7 +59,8 @@ class Outcome:
 
 
 def properties_of(kind: str) -> list[Property]:
-    """All that is asked of a kind, in order; the first is that it can be imported, the second that it can be built."""
+    """All that is asked of a kind, in order; the first is that it can be imported, the second that it can be
+    built."""
     common = [Property(kind, IMPORTED, _imports), Property(kind, BUILT, _builds)]
     return common + PROPERTIES[kind]
 
@@ -75,7 +76,8 @@ def check_component(
 ) -> list[Outcome]:
     """Every property of one component, with ``options`` on top of its example.
 
-    Once it cannot be imported or built, nothing more is asked; it is skipped where a package that it needs is missing.
+    Once it cannot be imported or built, nothing more is asked; it is skipped where a package that it needs is
+    missing.
     """
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder, _steady():
@@ -105,7 +107,7 @@ def select(registry: Registry, target: str) -> list[Registered]:
             {one.name for one in everything} | {f"{one.kind}/{one.name}" for one in everything} | set(KINDS)
         )
         raise UsageError(
-            f"{target!r} is no plugin, distribution, component or recipe{did_you_mean(target, sorted(known))}"
+            f"{target!r} is not a plugin, distribution, component or recipe{did_you_mean(target, sorted(known))}"
             " (blt plugins, blt list, blt recipes)"
         )
     return list(dict.fromkeys(found))
@@ -178,7 +180,7 @@ def _judge(property: Property, subject: Subject) -> Outcome:
     except ConformanceFailure as failure:
         status, message = "failed", failure.message
     except (NotApplicable, MissingError) as reason:
-        # What a component needs beside it may not be installed here, which is no fault of its own.
+        # A dependency of a component may not be installed here, which is not its fault.
         status, message = "skipped", str(reason)
     except (Exception, SystemExit) as error:
         status, message = "failed", f"it raised {reason_of(error)}{_place(error)}"

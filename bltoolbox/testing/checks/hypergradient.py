@@ -78,9 +78,9 @@ def shapes(subject: Subject) -> None:
         )
         for name, value in lower.theta.items():
             require_like(found.gradient[name], value, f"gradient[{name!r}] in {str(dtype)[6:]}")
-        require_like(found.residual, lower.mu, f"residual in {str(dtype)[6:]} (one a sample)", (3,))
+        require_like(found.residual, lower.mu, f"residual in {str(dtype)[6:]} (one per sample)", (3,))
         whole = found.iterations.shape == (3,) and not found.iterations.is_floating_point()
-        require(whole, "iterations must be whole numbers, one a sample")
+        require(whole, "iterations must be whole numbers, one per sample")
         if subject.cls.gives_adjoint:
             require(found.adjoint is not None, "it returns no adjoint; set gives_adjoint = False")
             require_like(found.adjoint, x.to(dtype), f"adjoint in {str(dtype)[6:]}")
@@ -177,7 +177,7 @@ def batch_independent(subject: Subject) -> None:
     for index in batches(3):
         part = _ask(estimator, lower.take(index), bench.x_true[index], x[index], weights[index])
         gap = int((part.iterations - together.iterations[index]).abs().max())
-        cause = "scalars and stopping must be one a sample"
+        cause = "scalars and stopping must be one per sample"
         counts = (part.iterations.tolist(), together.iterations[index].tolist())
         require(
             gap <= 2, f"{describe_batch(index)} took {counts[0]} iterations, in a batch {counts[1]}; {cause}"

@@ -25,7 +25,7 @@ Event = tuple[str, tuple[Any, ...]]
 
 
 class _Recorder(Listener):
-    """Keeps what it is told."""
+    """Keeps what it receives."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -82,7 +82,7 @@ def told_on(subject: Subject) -> None:
     _tell(second, *(events[-1][0], *events[-1][1]))
 
 
-@holds(KIND, "what it is told is left untouched")
+@holds(KIND, "what it receives is left unchanged")
 def untouched(subject: Subject) -> None:
     logger = subject()
     for name, details in _events(subject):

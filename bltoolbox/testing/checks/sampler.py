@@ -97,7 +97,7 @@ def deterministic(subject: Subject) -> None:
     require(same(first, second), message)
 
 
-@holds(KIND, "the state survives saving, and draws go on as before")
+@holds(KIND, "the state survives saving, and draws continue as before")
 def restorable(subject: Subject) -> None:
     sampler = subject()
     _, state = _start(sampler, 5)

@@ -96,7 +96,7 @@ def compactable(subject: Subject) -> None:
             shown = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
             require(
                 good,
-                f"field {field.name!r} of the state must be a tensor with {count} rows, one a sample (or None), not"
+                f"field {field.name!r} of the state must be a tensor with {count} rows, one per sample (or None), not"
                 f" {shown}: the loop keeps the rows of the samples that are not finished",
             )
         index = torch.tensor([2, 0])
@@ -104,7 +104,7 @@ def compactable(subject: Subject) -> None:
             whole, part = solver.step(lower, state), solver.step(lower.take(index), take(state, index))
         require_close(
             part.x, whole.x[index], 1e-8, "x after a step of two of three samples",
-            "rows of the state must be all that a sample needs to go on alone",
+            "rows of the state must be all that a sample needs to continue alone",
         )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def batch_independent(subject: Subject) -> None:
         for index in batches(len(bench.y)):
             part = lower.take(index)
             what = f"x of {describe_batch(index)} after {STEPS} steps differs from the same in a batch"
-            cause = "step sizes, inner products and stopping must be one a sample"
+            cause = "step sizes, inner products and stopping must be one per sample"
             require_close(_advance(solver, part, STEPS).x, together.x[index], 1e-7, what, cause)
             count = solve(solver, part, part.start(), 1e-6, limit=LIMIT).iterations
             require(

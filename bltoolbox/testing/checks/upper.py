@@ -1,4 +1,5 @@
-"""Properties of upper-level optimizers, on an oracle whose f is a quadratic and whose answers err within tolerance."""
+"""Properties of upper-level optimizers, on an oracle whose f is a quadratic and whose answers err within
+tolerance."""
 
 from __future__ import annotations
 
@@ -168,7 +169,7 @@ def untouched(subject: Subject) -> None:
         current, state = step.theta, step.state
 
 
-@holds(KIND, "the state survives saving, and steps go on as before")
+@holds(KIND, "the state survives saving, and steps continue as before")
 def restorable(subject: Subject) -> None:
     theta, oracle = _problem()
     moved, state = _run(subject(), theta, oracle, 4)
