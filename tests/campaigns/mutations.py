@@ -186,10 +186,18 @@ def of_npy(data: bytes, chance: random.Random) -> bytes:
 
 
 def of_safetensors(data: bytes, chance: random.Random) -> bytes:
-    """Another header; half of the time another recipe in it."""
+    """Another header, another recipe in it, or other numbers."""
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + size])
-    if chance.random() < 0.5:
+    kind = chance.randrange(3)
+    if kind == 0:
+        numbers = bytearray(data[8 + size :])
+        place = 4 * chance.randrange(len(numbers) // 4)
+        numbers[place : place + 4] = struct.pack(
+            "<f", chance.choice([0, -1, 1e-30, 1e30, float("nan"), float("inf")])
+        )
+        return data[: 8 + size] + bytes(numbers)
+    if kind == 1:
         changed = of_data(json.loads(header["__metadata__"]["recipe"]), chance)
         header["__metadata__"]["recipe"] = json.dumps(changed, default=str)
     else:
