@@ -67,8 +67,7 @@ def entered(path: Path, within: Path | None = None) -> Iterator[tuple[int | None
 def write_bytes(path: Path, content: bytes, within: Path | None = None) -> None:
     """Replace ``path`` atomically: write beside it, flush to disk, rename."""
     with entered(path, within) as (folder, base):
-        # Shortened, since a name may be as long as a file system allows.
-        temporary = base / f".{path.name[:40]}.{secrets.token_hex(6)}.tmp"
+        temporary = base / _temporary_name(path.name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         try:
             with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
@@ -101,10 +100,27 @@ def json_line(content: Any) -> str:
     return json.dumps(finite(content), allow_nan=False)
 
 
+def _temporary_name(name: str) -> str:
+    """For a file that becomes ``name``, which is cut, as a name may be as long as a file system allows."""
+    return f".{name[:40]}.{secrets.token_hex(6)}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file is one that ``write_bytes`` or ``try_to_write`` did not come to rename or remove."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def try_to_write(folder: Path, within: Path) -> None:
+    """Raise OSError if no file can be written to a folder."""
+    path = folder / _temporary_name("try")
+    write_bytes(path, b"", within)
+    remove(path, within)
+
+
 def remove_temporaries(folder: Path, within: Path) -> None:
     """Delete what a process left in a folder when it was killed during ``write_bytes``."""
     for name in list_folder(folder, within):
-        if _TEMPORARY.fullmatch(name):
+        if is_temporary(name):
             remove(folder / name, within)
 
 
@@ -131,6 +147,20 @@ def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
 def append_to(path: Path, within: Path) -> IO[bytes]:
     """Open a file for appending, creating it if necessary."""
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, within)
+
+
+def make_root(path: Path) -> None:
+    """Make a folder that others are made in, and those above it, so that a power cut does not take them away."""
+    if path.is_dir():
+        return
+    make_root(path.parent)
+    path.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a folder may be written to and not read
+        parent = os.open(path.parent, _FOLDER)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
 
 
 def make_folder(path: Path, within: Path) -> None:

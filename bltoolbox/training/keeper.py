@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from bltoolbox.config.names import CHECKPOINTS
 from bltoolbox.training.checkpoint import Checkpoints
 from bltoolbox.training.experiment import Experiment
@@ -52,7 +54,9 @@ class CheckpointKeeper:
         if not isinstance(best, list | tuple) or len(best) != 3:
             return "contains a best θ of another form"
         for theta in (run.get("theta"), run.get("before"), best[2]):
-            if not isinstance(theta, Mapping):
+            if not isinstance(theta, Mapping) or not all(
+                isinstance(value, Tensor) for value in theta.values()
+            ):
                 return "contains no θ"
             if (flaw := self.experiment.find_flaw(theta)) is not None:
                 return f"contains an unusable θ: {flaw}"

@@ -27,8 +27,15 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
     for key, expected in (("optimizer", optimizer), ("sampler", experiment.sampler_state)):
         if lacking := sorted(set(expected) - set(content[key])):
             raise ValueError(f"the state of the {key} has no {', '.join(lacking)}")
-    if unknown := sorted(set(content["cost"]) - {one.name for one in fields(Cost)}):
-        raise ValueError(f"the cost has an unknown entry {unknown[0]}")
+        for name, value in expected.items():
+            if not _alike(content[key][name], value):
+                kind = type(content[key][name]).__name__
+                raise ValueError(f"{name} in the state of the {key} is of the wrong type ({kind})")
+    for cost in (content["cost"], content.get("interrupted", {})):
+        if unknown := sorted(set(cost) - {one.name for one in fields(Cost)}):
+            raise ValueError(f"the cost has an unknown entry {unknown[0]}")
+        if not all(isinstance(value, int) for value in cost.values()):
+            raise ValueError("the cost has an entry that is not a whole number")
     for key in ("theta", "before"):
         check_theta(content[key], experiment.theta)
         for name, value in content[key].items():
@@ -46,10 +53,26 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
     ):
         if not isinstance(content[key], int | float):
             raise ValueError(f"{key} is not a number")
+    if (best := content["best"]) is not None:
+        psnr, step, theta = best
+        if not (isinstance(psnr, int | float) and isinstance(step, int)):
+            raise ValueError("the best θ has no PSNR or no step")
+        check_theta(theta, experiment.theta)
     if not isinstance(content["ended"], str | None):
         raise ValueError("the reason why the run ended is not text")
     for store in (experiment.oracle.solutions,):
         _check_rows(store, tuple(experiment.train.shape))
+
+
+def _alike(value: Any, expected: Any) -> bool:
+    """Whether a value may stand where a fresh state has another; None may become anything, and be kept."""
+    if value is None or expected is None:
+        return True
+    if isinstance(expected, Tensor):
+        return isinstance(value, Tensor) and (value.shape, value.dtype) == (expected.shape, expected.dtype)
+    kinds = (bool, (int, float), str, (list, tuple), Mapping)
+    kind = next((one for one in kinds if isinstance(expected, one)), object)
+    return isinstance(value, kind)
 
 
 def check_theta(theta: Mapping[str, Any], expected: Theta) -> None:

@@ -35,9 +35,12 @@ from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.runs.files import (
     append_to,
+    is_temporary,
     make_folder,
+    make_root,
     remove,
     remove_temporaries,
+    try_to_write,
     write_bytes,
     write_json,
     write_text,
@@ -153,7 +156,7 @@ class RunDirectory:
             return
         with self.writing():
             self._refuse_foreign()  # before a lock is left in someone's folder
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_root(self.path)
         self._lock(stack)
         with self.writing():
             self._clear(self._refuse_foreign())
@@ -166,7 +169,8 @@ class RunDirectory:
             if self.path.exists():
                 raise UsageError(f"{self.path} is a file; choose another run directory")
             return []
-        if {one.name for one in self.path.iterdir()} <= {LOCK_FILE}:
+        # A run that was killed at once has left no more than this.
+        if all(path.name == LOCK_FILE or is_temporary(path.name) for path in self.path.iterdir()):
             return []
         if not self.overwrite:
             raise UsageError(f"{self.path} is not empty; choose another run directory or add --overwrite")
@@ -187,9 +191,7 @@ class RunDirectory:
     def _clear(self, files: Sequence[Path]) -> None:
         """Delete the files of the overwritten run, so that they cannot be mistaken for those of this one."""
         for folder in {self.path, *(path.parent for path in files)}:  # or deleting would stop halfway
-            probe = folder / ".writable"
-            write_bytes(probe, b"", within=self.path)
-            remove(probe, within=self.path)
+            try_to_write(folder, within=self.path)
         for path in files:
             remove(path, within=self.path)
 

@@ -262,6 +262,16 @@ def test_a_line_that_a_log_lacks_is_in_no_checkpoint(
     assert fault_at(reference, "error", writes[0], tmp_path) in ("resumed", "run again")
 
 
+def test_a_start_that_was_killed_at_once_can_be_repeated(
+    references: dict[str, Reference], tmp_path: Path
+) -> None:
+    """Before there is a list of what the run has written."""
+    reference = references["isgd"]
+    created = [one.number for one in reference.operations if one.kind == "create"]
+    for number in created[:3]:
+        assert fault_at(reference, "kill", number + 1, tmp_path) == "run again"
+
+
 def test_some_power_cuts(references: dict[str, Reference], tmp_path: Path) -> None:
     seen: set[str] = set()
     for number, mode in enumerate(MODES):
