@@ -288,6 +288,8 @@ class Sample:
     #: What the loss compares with: the true images, or measurements held back.
     target: Tensor | None = None
     context: Rows = field(default_factory=dict)
+    #: The values between which images lie.
+    range: tuple[float, float] = (0.0, 1.0)
 
 
 class UpperLoss(Role):

@@ -92,7 +92,7 @@ class Samples:
             noise = self.noise * self._noise(ids, y.shape[1:]).to(y)
             mask = self.operator.measured(y, {})
             y = y + (noise if mask is None else noise * mask)
-        return Sample(positions, image_layout(y), truth=x_true)
+        return Sample(positions, image_layout(y), truth=x_true, range=self.data.range)
 
     def _clean(self, ids: Sequence[int]) -> Tensor:
         images = self._read(ids)

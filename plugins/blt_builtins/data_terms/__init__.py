@@ -6,6 +6,8 @@ from bltoolbox.plugin import Component, hookimpl
 
 BLT_API = 2
 
+_HOME = "blt_builtins.data_terms"
+
 
 @hookimpl
 def blt_components() -> list[Component]:
@@ -14,7 +16,22 @@ def blt_components() -> list[Component]:
         Component(
             "data_term",
             "least-squares",
-            "blt_builtins.data_terms.least_squares:LeastSquares",
-            "Half the squared distance; for Gaussian noise. The default.",
+            f"{_HOME}.least_squares:LeastSquares",
+            "Half the squared distance, plain or weighted; for Gaussian noise. The default.",
+        ),
+        Component(
+            "data_term",
+            "huber",
+            f"{_HOME}.huber:Huber",
+            "Smoothed absolute distance; for outliers such as salt and pepper.",
+        ),
+        Component(
+            "data_term", "poisson", f"{_HOME}.poisson:Poisson", "Likelihood of photon counts; for low light."
+        ),
+        Component(
+            "data_term",
+            "student-t",
+            f"{_HOME}.student_t:StudentT",
+            "Logarithmic distance that ignores gross outliers; not convex.",
         ),
     ]

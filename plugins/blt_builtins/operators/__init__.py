@@ -41,4 +41,10 @@ def blt_components() -> list[Component]:
             "blt_builtins.operators.mri:MRI",
             "Some lines of the two-dimensional Fourier transform: accelerated MRI.",
         ),
+        Component(
+            "operator",
+            "ct",
+            "blt_builtins.operators.ct:CT",
+            "Computed tomography, parallel or fan beam; sparse views and limited angles.",
+        ),
     ]

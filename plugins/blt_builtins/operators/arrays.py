@@ -28,6 +28,24 @@ def read_matrix(path: str, what: str, limit: Limit = KERNEL) -> Tensor:
     return torch.from_numpy(array.astype(np.float64))
 
 
+def read_weights(path: str) -> Tensor:
+    """Weights of an ``.npy`` file, of up to three dimensions, none of them negative, not all of them zero."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(
+            f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy of weights"
+        )
+    weights = read_array(file, MASK)
+    if not 0 < weights.ndim <= 3 or 0 in weights.shape or weights.dtype.kind not in "buif":
+        raise ValueError(
+            f"{path} holds {weights.dtype} of {weights.ndim} dimensions; weights are numbers of 1 to 3"
+        )
+    array = torch.from_numpy(weights.astype(np.float64))
+    if not bool(torch.isfinite(array).all()) or float(array.min()) < 0 or float(array.max()) == 0:
+        raise ValueError(f"{path} holds weights that are negative or not finite, or only zeros")
+    return array
+
+
 def read_mask(path: str) -> Tensor:
     """The mask of an ``.npy`` file: booleans, or zeros and ones, not all of them zero."""
     mask = read_matrix(path, "mask", MASK)

@@ -17,4 +17,16 @@ def blt_components() -> list[Component]:
             "blt_builtins.upper_losses.squared_error:SquaredError",
             "The squared distance to the true image; what PSNR measures. The default.",
         ),
+        Component(
+            "upper_loss",
+            "huber",
+            "blt_builtins.upper_losses.huber:HuberLoss",
+            "Smoothed absolute error; a few bad pixels do not dominate.",
+        ),
+        Component(
+            "upper_loss",
+            "ssim",
+            "blt_builtins.upper_losses.ssim:SSIMLoss",
+            "One minus the structural similarity; rewards texture and contrast. Not convex.",
+        ),
     ]

@@ -17,6 +17,7 @@ from typing import Annotated
 from annotated_types import Gt
 from torch import Tensor
 
+from blt_builtins.upper_losses.targets import target_of
 from bltoolbox.plugin import Sample, Upper, UpperLoss, dot
 
 
@@ -31,12 +32,7 @@ class SquaredError(UpperLoss):
         self.scale = scale
 
     def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
-        target = sample.truth if sample.target is None else sample.target
-        if target is None:
-            raise ValueError(
-                "squared-error compares with true images, and the data have none; use recorrupted"
-            )
-        return _SquaredDistance(target, self.scale)
+        return _SquaredDistance(target_of(sample, "squared-error"), self.scale)
 
 
 @dataclass(frozen=True)

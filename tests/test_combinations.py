@@ -1,0 +1,133 @@
+"""Hypergradients of every data term with every loss and several operators, against central differences in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from blt_builtins.data_terms.huber import Huber
+from blt_builtins.data_terms.least_squares import LeastSquares
+from blt_builtins.data_terms.poisson import Poisson
+from blt_builtins.data_terms.student_t import StudentT
+from blt_builtins.hypergradients.cg_ift import CGIFT
+from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.lower_solvers.lbfgs import LBFGS
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.lower_solvers.newton_cg import NewtonCG
+from blt_builtins.operators.blur import Blur
+from blt_builtins.operators.ct import CT
+from blt_builtins.operators.identity import Identity
+from blt_builtins.regularizers.tv import TotalVariation
+from blt_builtins.upper_losses.huber import HuberLoss
+from blt_builtins.upper_losses.squared_error import SquaredError
+from blt_builtins.upper_losses.ssim import SSIMLoss
+from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.records import Accuracy, Ask
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.plugin import DataTerm, Lower, LowerSolver, Operator, Upper, UpperLoss
+from bltoolbox.restoration.roles import Sample
+from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.testing import smooth_images
+
+SIDE = 12
+TERMS: dict[str, DataTerm] = {
+    "least-squares": LeastSquares(),
+    "huber": Huber(delta=0.1),
+    "poisson": Poisson(peak=5.0, background=0.2),
+    "student-t": StudentT(kappa=1.0),
+}
+LOSSES: dict[str, UpperLoss] = {
+    "squared-error": SquaredError(),
+    "huber": HuberLoss(),
+    "ssim": SSIMLoss(),
+}
+OPERATORS: dict[str, Operator] = {
+    "identity": Identity(),
+    "blur": Blur(size=3, sigma=1.0),
+    "learned blur": Blur(size=3, sigma=1.0, learned=True),
+    "ct": CT(SIDE, views=9),
+}
+THETA = {"log_weight": -2.0, "log_smoothing": -2.0}
+
+
+def bench(
+    term: DataTerm, loss: UpperLoss, operator: Operator, theta: dict[str, Tensor] | None = None
+) -> tuple[Variational, dict[str, Tensor], Lower, Upper]:
+    truth = smooth_images(2, (1, SIDE, SIDE)).double()
+    generator = keyed_generator("combinations")
+    t = operator.apply(truth, {}, {})
+    y = (t + 0.05 * torch.randn(t.shape, dtype=t.dtype, generator=generator)).clamp_min(0.01)
+    problem = Variational(operator, TotalVariation(), term, loss, strong_convexity=0.3)
+    if theta is None:
+        own = {name: torch.full((1,), value, dtype=torch.float64) for name, value in THETA.items()}
+        theta = join(regularizer=own, operator=operator.init_params((1, SIDE, SIDE), generator))
+    lower = problem.at(theta, (1, SIDE, SIDE)).on(y)
+    return problem, theta, lower, loss.bind(Sample([0, 1], y, truth), lower.forward)
+
+
+def minimiser(lower: Lower, start: Tensor | None = None) -> Tensor:
+    found = solve(NewtonCG(), lower, lower.start() if start is None else start, 1e-11, limit=200)
+    assert float(found.residual.max()) < 1e-9
+    return found.x
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("term", TERMS)
+def test_hypergradients_agree_with_central_differences(term: str, loss: str, operator: str) -> None:
+    parts = TERMS[term], LOSSES[loss], OPERATORS[operator]
+    _, theta, lower, upper = bench(*parts)
+    x = minimiser(lower)
+    weights = torch.tensor([0.7, 1.3], dtype=torch.float64)
+    z = CGIFT().estimate(Ask(lower, upper, x, x, weights, Accuracy(1e-12))).gradient
+    size = float(sum(part.square().sum() for part in z.values()) ** 0.5)
+    for k, (name, value) in enumerate(theta.items()):
+        d = torch.randn(value.shape, dtype=torch.float64, generator=keyed_generator("direction", k))
+        ends = []
+        for t in (1e-4, -1e-4):
+            _, _, moved, judge = bench(*parts, theta=theta | {name: value + t * d})
+            ends.append(float(weights @ judge.value(minimiser(moved, x))))
+        quotient, claimed = (ends[0] - ends[1]) / 2e-4, float((z[name] * d).sum())
+        assert abs(quotient - claimed) <= 1e-5 * max(abs(quotient), 0.1 * size), (name, quotient, claimed)
+
+
+@pytest.mark.parametrize("solver", [AGD(), LBFGS(), MemoryGradient()], ids=["agd", "lbfgs", "mm"])
+@pytest.mark.parametrize("term", TERMS)
+def test_solvers_find_the_minimiser_of_every_data_term(term: str, solver: LowerSolver) -> None:
+    """The global curvature that majorises Poisson's term makes `mm` correct, if slow."""
+    _, _, lower, _ = bench(TERMS[term], SquaredError(), Blur(size=3, sigma=1.0))
+    expected = minimiser(lower)
+    found = solve(solver, lower, lower.start(), 1e-7, limit=20_000)
+    torch.testing.assert_close(found.x, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_constants_of_the_lower_level_hold(term: str) -> None:
+    """μ ≤ ∇²h ≤ L at the minimiser and far from it, for each sample."""
+    _, _, lower, _ = bench(TERMS[term], SquaredError(), Blur(size=3, sigma=1.0))
+    for x in (minimiser(lower), 5 * torch.randn(2, 1, SIDE, SIDE, dtype=torch.float64)):
+        hessian = lower.linearize(x)
+        for sample in range(2):
+            part = hessian.take(torch.tensor([sample]))
+            identity = torch.eye(SIDE**2, dtype=torch.float64).view(-1, 1, 1, SIDE, SIDE)
+            columns = torch.stack([part.hvp(row).flatten() for row in identity])
+            values = torch.linalg.eigvalsh((columns + columns.T) / 2)
+            assert float(lower.mu[sample]) <= float(values[0]) + 1e-9
+            assert float(values[-1]) <= float(lower.lipschitz[sample]) * (1 + 1e-9)
+
+
+def test_a_single_outlier_pulls_less_and_less() -> None:
+    """The force of an entry: least squares grows without end, huber is bounded, student-t vanishes."""
+    y = torch.zeros(1, 1, 1, 3, dtype=torch.float64)
+    t = torch.tensor([[[[0.01, 1.0, 100.0]]]], dtype=torch.float64)
+    force = {name: term.gradient({}, t, y)[0, 0, 0] for name, term in TERMS.items() if name != "poisson"}
+    torch.testing.assert_close(force["least-squares"], t[0, 0, 0])
+    assert float(force["huber"].max()) <= 1
+    assert float(force["student-t"][2]) < float(force["student-t"][1])
+
+
+def test_poisson_refuses_negative_counts() -> None:
+    y = torch.tensor([[[[1.0, -0.5]]]])
+    assert "negative" in (Poisson().check_measurements(y) or "")
+    assert Poisson().check_measurements(y.abs()) is None
