@@ -79,7 +79,7 @@ class Poisoned(FieldOfExperts):
             {"hypergradient": {"name": "cg-ift", "iteration_limit": 1}},
             ["samples", "limit of 1", "iteration_limit"],
         ),
-        ({"upper_optimizer": {"name": "isgd", "step": 1e6}}, ["step 2", "samples", "smaller step"]),
+        ({"upper_optimizer": {"name": "isgd", "step": 1e6}}, ["step 1", "regularizer", "smaller step"]),
     ],
 )
 def test_a_failure_names_the_component_the_samples_the_step_and_a_remedy(
