@@ -108,7 +108,8 @@ def test_a_fifth_of_the_seconds_is_reserved_for_a_baseline() -> None:
     heard = Fractions()
     run(load_recipe("smoke", [*TINY, "budget={seconds: 2}"]), listeners=[heard])
     assert heard.pace and min(heard.pace) >= 0.99 / (0.8 * 2)
-    assert run(load_recipe("smoke", [*TINY, "baseline=null", "budget={seconds: 2}"])).seconds >= 2
+    # Checks are part of the two seconds, but not of the time of training.
+    assert run(load_recipe("smoke", [*TINY, "baseline=null", "budget={seconds: 2}"])).seconds > 0.9 * 2
 
 
 @pytest.mark.parametrize(("noise", "meant"), [("25", "25/255"), ("2.5", "2.5/255"), ("6553", "6553/65535")])
