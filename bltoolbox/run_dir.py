@@ -331,7 +331,12 @@ def _is_figure(value: Any) -> bool:
 def _find_flaw(experiment: Experiment, content: Mapping[str, Any]) -> str | None:
     """Why a checkpoint cannot be resumed from, though it is whole."""
     run = content["run"]
-    for theta in (run["theta"], run["before"], *(run["best"] or ())[2:]):
+    best = run.get("best") or (0.0, 0, run.get("theta"))
+    if not isinstance(best, list | tuple) or len(best) != 3:
+        return "holds a best θ of another form"
+    for theta in (run.get("theta"), run.get("before"), best[2]):
+        if not isinstance(theta, Mapping):
+            return "holds no θ"
         if (flaw := experiment.find_flaw(theta)) is not None:
             return f"holds a θ that cannot be used: {flaw}"
     return None

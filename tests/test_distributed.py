@@ -448,7 +448,9 @@ class TestCommands:
         process.send_signal(number)
         _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == code
-        assert said.strip() == f"interrupted; continue from the last checkpoint with: blt resume {out} --nproc 2"
+        assert (
+            said.strip() == f"interrupted; continue from the last checkpoint with: blt resume {out} --nproc 2"
+        )
         assert manifests(out) and not any(alive(pid) for pid in ranks)
 
     def test_ranks_do_not_outlive_the_command_but_write_a_checkpoint(self, tmp_path: Path) -> None:
