@@ -234,7 +234,7 @@ def encode(theta: Theta, recipe: Recipe) -> bytes:
 def _in_order(content: bytes) -> bytes:
     """The same safetensors file with its metadata sorted: the library writes them in an order that is random."""
     start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
+    header = parse_json(content[8:start], "θ")
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
