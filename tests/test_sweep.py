@@ -415,7 +415,7 @@ def test_the_runs_of_a_killed_sweep_are_waited_for(tmp_path: Path) -> None:
     process.kill()
     again = start(tmp_path, *words)
     assert again.stderr is not None
-    assert again.stderr.readline().startswith("seed=0: still running in a process of its own")
+    assert again.stderr.readline().startswith("seed=0: still running in another process")
     os.kill(child, signal.SIGCONT)
     # The child holds the pipes of the sweep that was killed.
     process.communicate(timeout=60)
