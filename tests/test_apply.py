@@ -360,7 +360,7 @@ model = Model(model.problem, model.solver, model.theta, replace(model.recipe, it
 restorer = Restorer(model)
 restorer.run(np.zeros((800, 800, 3), np.uint8))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-outcome = apply_to(Job(Path("large.tif"), Path("result.tif")), restorer, None, None)
+outcome = apply_to(Job(Path("large.tif"), Path("result.tif")), restorer, None, None, ())
 assert outcome.status == "restored" and outcome.tiles > 20, outcome
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """

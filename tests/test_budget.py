@@ -19,6 +19,7 @@ from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import RecipeError
+from bltoolbox.restoration.metrics import METRICS
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational, join
 from bltoolbox.testing import make_oracle, smooth_images
@@ -81,7 +82,7 @@ def search(trials: float) -> tuple[object, dict[str, Tensor]]:
         left[0] -= 1
         return left[0] < 0
 
-    options = {"tol": 1e-2, "chunk": 2, "limit": 500, "stop": stop}
+    options = {"tol": 1e-2, "chunk": 2, "limit": 500, "stop": stop, "metric": METRICS["psnr"]}
     return tune(oracle.problem, theta, oracle.tasks.samples, AGD(), **options), theta  # type: ignore[arg-type]
 
 

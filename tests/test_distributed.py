@@ -223,11 +223,11 @@ class TestTheSameResult:
             written: list[str] = []
             plain = files.write_bytes
 
-            def write(path: Path, content: bytes) -> None:
+            def write(path: Path, content: bytes, within: Path | None = None) -> None:
                 written.append(path.name)
-                plain(path, content)
+                plain(path, content, within)
 
-            for module in ("files", "checkpoint", "run_dir"):
+            for module in ("runs.files", "training.checkpoint", "training.run_dir"):
                 sys.modules[f"bltoolbox.{module}"].write_bytes = write  # type: ignore[attr-defined]
             heard = Recorder()
             run(recipe("isgd", 3, every=0.0), out=tmp_path / "run", ranks=ranks, listeners=[heard])

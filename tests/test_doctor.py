@@ -179,7 +179,7 @@ def test_variables_that_change_a_run_are_shown(monkeypatch: pytest.MonkeyPatch) 
     assert not list(doctor._variables())
     monkeypatch.setenv("BLT_PLUGINS", "lower_solvers")
     (found,) = doctor._variables()
-    assert found.found == "BLT_PLUGINS=solvers"
+    assert found.found == "BLT_PLUGINS=lower_solvers"
 
 
 def test_a_check_that_fails_does_not_end_the_visit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from PIL import Image
 
 from bltoolbox import resume, run
 from bltoolbox.bilevel.events import Listener
-from bltoolbox.bilevel.warm_starts import Stores
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError, UsageError
-from bltoolbox.training import run_dir
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.checkpoint import Checkpoints
+from bltoolbox.training.keeper import CheckpointKeeper
 from bltoolbox.training.run_dir import RunDirectory
 
 torch.set_num_threads(1)
@@ -189,20 +189,17 @@ def test_checkpoints_take_at_most_a_twentieth_of_the_time(
 ) -> None:
     """A checkpoint that takes two seconds is next due after at least 38 more, however often they are wanted."""
     clock = [0.0]
-    monkeypatch.setattr(run_dir.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
     def slow(self: Checkpoints, content: object) -> None:
         clock[0] += 2.0
 
     monkeypatch.setattr(Checkpoints, "save", slow)
-    directory = RunDirectory(tmp_path / "run")
-    directory.experiment = assemble(recipe(every=1.0))
-    directory.checkpoints = Checkpoints(tmp_path, Stores(0))
-    directory.every, directory.kept_at = 1.0, 0.0
+    keeper = CheckpointKeeper(RunDirectory(tmp_path / "run"), assemble(recipe(every=1.0)))
     clock[0] = 1.5
-    assert directory.due()
-    directory.keep({})
+    assert keeper.due()
+    keeper.keep({})
     kept = clock[0]
     for later, due in ((10.0, False), (37.9, False), (38.1, True)):
         clock[0] = kept + later
-        assert directory.due() == due
+        assert keeper.due() == due

@@ -15,10 +15,14 @@ from rich.console import Console
 from test_nothing_lost import TINY
 
 from bltoolbox import load_recipe, run
-from bltoolbox.cli import common, progress, sweep_display, tables, watch_display
+from bltoolbox.cli import common
+from bltoolbox.cli.display import sweep as sweep_display
+from bltoolbox.cli.display import tables
+from bltoolbox.cli.display import watch as watch_display
 from bltoolbox.config.names import EXTRA_FILES, FILES, FOLDERS, MANIFEST, is_component
 from bltoolbox.config.printable import printable, printable_json, printable_lines
 from bltoolbox.errors import RecipeError, UsageError
+from bltoolbox.reports import progress
 from bltoolbox.runs.files import UnsafePath, append_to, make_folder, open_regular, remove, write_bytes
 from bltoolbox.runs.history import expand
 from bltoolbox.runs.watch import Watched

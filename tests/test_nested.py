@@ -225,7 +225,7 @@ def test_odd_requirements_are_told_to_the_author(requires: Any) -> None:
         ),
         (
             "regularizer: tv\nupper_optimizer: maid\n",
-            "sampler: upper_optimizer 'maid' needs all data at each step, which sampler 'epoch' does not give;"
+            "sampler: upper_optimizer 'maid' needs all data at each step, which sampler 'epoch' does not provide;"
             " use full",
         ),
     ],

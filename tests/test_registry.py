@@ -149,7 +149,7 @@ def test_two_distributions_may_share_an_entry_point_name(install: Install) -> No
 
 def test_one_name_of_two_kinds_has_to_be_qualified(install: Install) -> None:
     install("toy", {"toy": "toy_light"}, {"toy_light": hook("tv", "sampler")})
-    with pytest.raises(UsageError, match="say regularizer/tv or sampler/tv"):
+    with pytest.raises(UsageError, match="use regularizer/tv or sampler/tv"):
         load_registry().find("tv")
     assert load_registry().find("sampler/tv").distribution == "toy"
 

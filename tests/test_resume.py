@@ -216,7 +216,7 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_code(
 def test_adjoints_of_an_older_checkpoint_are_warm_starts_again(tmp_path: Path) -> None:
     kept = Stores(2)
     kept["memory.adjoint"].put([0, 1], torch.tensor([[1.0], [2.0]]))
-    Checkpoints(tmp_path, kept).save({"step": 1})
+    Checkpoints(tmp_path, kept).save({"run": {}, "lengths": {}})
     (segment,) = tmp_path.glob("warm-*.ckpt")
     write_checked(segment, {"adjoints": read_checked(segment)["memory.adjoint"]})
     again = Stores(2)

@@ -32,7 +32,7 @@ class Allocator:
         """Set the options of glibc, unless the user has set some; whether freed memory is kept from now on."""
         if self.library is None and not any(name.startswith("MALLOC_") for name in os.environ):
             library = _glibc()
-            # A threshold would not do: glibc takes none above 32 MB, and responses of 24 filters at 600² are larger.
+            # A threshold is no help: glibc takes none above 32 MB, and responses of 24 filters at 600² are larger.
             options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _PAD))
             if library is not None and all([library.mallopt(option, value) for option, value in options]):
                 self.library, self.returned_at = library, time.monotonic()

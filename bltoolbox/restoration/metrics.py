@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.errors import RecipeError, UsageError
 from bltoolbox.runs.metric import Metric
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from bltoolbox.config.recipe import Recipe
@@ -120,6 +119,8 @@ def measure(
 
 def _squares(x: NDArray[Any], x_true: NDArray[Any], span: Range) -> tuple[float, float]:
     """‖x − x*‖² and ‖x*‖², in units of the range's width."""
+    import numpy as np  # `blt validate` asks for the names of metrics alone
+
     _same_shape(x, x_true)
     error, size = 0.0, 0.0
     for rows in _strips(x, 0):
@@ -137,6 +138,8 @@ def _scaled(x: NDArray[Any], x_true: NDArray[Any], span: Range) -> Iterator[NDAr
 
 
 def _similarity(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    import numpy as np
+
     mean_a, mean_b = _window(a), _window(b)
     product = mean_a * mean_b
     squares = mean_a * mean_a + mean_b * mean_b
@@ -148,6 +151,8 @@ def _similarity(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.fl
 
 def _window(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means under the window, where it fits, over the first two dimensions."""
+    import numpy as np
+
     distance = np.arange(-_RADIUS, _RADIUS + 1)
     weights = np.exp(-0.5 * (distance / 1.5) ** 2)
     weights /= weights.sum()
@@ -170,6 +175,8 @@ def _strips(x: NDArray[Any], more: int) -> Iterator[slice]:
 
 
 def _plain(values: NDArray[Any]) -> NDArray[np.float64]:
+    import numpy as np
+
     top = float(np.iinfo(values.dtype).max) if values.dtype.kind == "u" else 1.0
     return values.astype(np.float64) / top
 

@@ -163,13 +163,15 @@ class VariationalAt:
     @cached_property
     def prior_lipschitz(self) -> Bound:
         """Of ∇R; computed when a solver asks."""
+        theta = self.prepared["regularizer"]  # made where it is differentiable
         with detached():
-            return self.problem.regularizer.lipschitz(self.prepared["regularizer"], self.shape)
+            return self.problem.regularizer.lipschitz(theta, self.shape)
 
     @cached_property
     def prior_convexity(self) -> Bound:
+        theta = self.prepared["regularizer"]
         with detached():
-            bound = self.problem.regularizer.strong_convexity(self.prepared["regularizer"], self.shape)
+            bound = self.problem.regularizer.strong_convexity(theta, self.shape)
         # The Hessian of a convex function is never negative, whether or not its author says more.
         return 0.0 if bound is None and self.problem.regularizer.convex else bound
 
@@ -182,8 +184,9 @@ class VariationalAt:
         return self._spectrum({})
 
     def _spectrum(self, context: Rows) -> tuple[Bound, Bound]:
+        theta = self.prepared["operator"]
         with detached():
-            least, most = self.problem.operator.spectrum(self.prepared["operator"], self.shape, context)
+            least, most = self.problem.operator.spectrum(theta, self.shape, context)
         return (0.0 if least is None else least), most  # AᵀA is never negative
 
     def on(self, y: Tensor, context: Rows | None = None, ids: Sequence[int] | None = None) -> ImageLower:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 import bltoolbox
 from bltoolbox.config.names import GIVEN_FILE, RECIPE_FILE
@@ -102,7 +102,7 @@ def _version(text: str) -> Version:
     """An entry of env.json, which may contain anything."""
     try:
         return Version(text)
-    except InvalidVersion:
+    except ValueError:  # not a version, or a number of more digits than Python reads
         return Version("0")
 
 
