@@ -2,7 +2,7 @@
 
 May import every room but reports and the command line; nothing but ``blt check`` and tests imports it. A change here
 can let a wrong component pass, or refuse a right one, in the tests of every author: each property has a component that
-breaks it in tests/test_conformance_catches.py.
+breaks it in tests/testing/test_conformance_catches.py.
 """
 
 from bltoolbox.testing.problems import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import flat
-from test_more_upper import START, Parabola, minimiser, parabola_start, run, tikhonov_oracle
+from test_hoag_iadam import START, Parabola, minimiser, parabola_start, run, tikhonov_oracle
 
 from blt_builtins.upper_optimizers.isgd import ISGD
 from blt_builtins.upper_optimizers.isgd_ls import ISGDLineSearch

@@ -14,7 +14,7 @@ from bltoolbox.config.recipe import Recipe, shipped_recipes
 # The images are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(RECIPES.rglob("*.yaml"))
 every_recipe = pytest.mark.parametrize(
     "path", FILES, ids=[path.relative_to(RECIPES).with_suffix("").as_posix() for path in FILES]

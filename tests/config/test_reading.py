@@ -47,7 +47,7 @@ from bltoolbox.runs.logs import Tail, read_status
 from bltoolbox.training.checkpoint import MAGIC, DamagedCheckpoint, read_checked, write_checked
 from bltoolbox.training.payload import PayloadError, check_payload
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TERABYTE = 2**40
 MASK = "from blt_builtins.operators.arrays import read_mask"
 KERNEL = "from bltoolbox.restoration.pictures.kernels import parse_kernel"

@@ -21,7 +21,7 @@ from bltoolbox.restoration import shipped as shipped_models
 from bltoolbox.restoration.metrics import psnr, ssim
 from bltoolbox.restoration.model import Model
 
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "images"
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "images"
 
 CARD = """---
 summary: A toy.

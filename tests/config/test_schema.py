@@ -12,7 +12,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from test_cli_components import Run
+from test_components import Run
 from test_recipe import BAD, SMALL
 from test_signatures import SIGNATURE
 

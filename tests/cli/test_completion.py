@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import typer
 from conftest import BLT
-from test_cli_components import FILE, imported
+from test_components import FILE, imported
 
 from bltoolbox.cli.completion import (
     complete_component,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Install
-from test_cli_components import command, imported
+from test_components import command, imported
 from test_recipe import problems
 
 from bltoolbox.bilevel.roles import Sampler
