@@ -23,6 +23,7 @@ from bltoolbox.runs.history import RunHistory
 from bltoolbox.runs.settings import labels
 from bltoolbox.testing.conformance import check_component
 from bltoolbox.training.assemble import assemble
+from bltoolbox.training.driver import resume_in
 from bltoolbox.training.experiment import Experiment
 
 QUICK = [*TINY, "baseline=null", "checkpoint.every=0"]
@@ -122,7 +123,7 @@ def test_a_resumed_run_says_where_it_goes_on(loud: None, tmp_path: Path) -> None
     from bltoolbox.training.resume import reopen
 
     with reopen(tmp_path / "run", [], load_registry()) as reopened:
-        reopened.directory.resume(reopened.experiment)
+        resume_in(reopened.directory, reopened.experiment)
     (guarded,) = reopened.experiment.loggers
     told = guarded.logger.told  # type: ignore[attr-defined]
     assert told[:3] == ["started", "resumed 2", "step 3"]
@@ -261,8 +262,8 @@ def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
     [
         ("def checked(self, check, theta): 1 / 0", "a run can be told", "checked raised ZeroDivisionError"),
         ("def resumed(self, step): self.gone", "a run that stopped", "resumed raised AttributeError"),
-        ("def stepped(self, record, *_): record.clear()", "left untouched", "stepped changed its argument"),
-        ("def started(self, e): next(iter(e.theta.values())).zero_()", "left untouched", "started changed"),
+        ("def stepped(self, record, *_): record.clear()", "left unchanged", "stepped changed its argument"),
+        ("def started(self, e): next(iter(e.theta.values())).zero_()", "left unchanged", "started changed"),
     ],
 )
 def test_conformance_catches(tmp_path: Path, body: str, property: str, message: str) -> None:

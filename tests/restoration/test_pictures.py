@@ -312,7 +312,7 @@ def test_troubles_are_sentences(tmp_path: Path) -> None:
         "text.png": "not an image",
         "cut.jpg": "cannot be read",
         "far.tif": "floats outside",
-        "int.tif": "32 bits",
+        "int.tif": "32-bit",
         "none.png": "there is no file",
     }
     for name, sentence in sentences.items():

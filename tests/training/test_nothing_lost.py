@@ -21,7 +21,6 @@ from bltoolbox.errors import MissingError
 from bltoolbox.runs import files
 from bltoolbox.runs.layout import Manifest
 from bltoolbox.runs.locks import locked
-from bltoolbox.training import run_dir
 from bltoolbox.training.checkpoint import read_checked
 
 TINY = [
@@ -117,7 +116,7 @@ def test_nothing_is_deleted_for_a_run_that_cannot_start(
             raise OSError(errno.EROFS, "Read-only file system")
         write(target, data, within)
 
-    monkeypatch.setattr(run_dir, "write_bytes", full)
+    monkeypatch.setattr(files, "write_bytes", full)
     assert caller("run", capfd)(*words).returncode == 1
     assert content() == before
 

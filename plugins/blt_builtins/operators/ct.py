@@ -49,7 +49,7 @@ class CT(Operator):
 
     def __init__(
         self,
-        size: Annotated[int, Ge(2), Le(8192)],
+        size: Annotated[int, Ge(2), Le(8192)] = 128,
         views: Annotated[int, Gt(0), Le(10_000)] = 60,
         arc: Annotated[float, Gt(0), Le(360)] = 180.0,
         detectors: Annotated[int, Gt(0), Le(20_000)] | None = None,
