@@ -273,7 +273,7 @@ class Unresolved:
         ),
         (
             _with_annotation(Annotated[int, Le(3)], 4),
-            "refuses: x: expected a whole number of at most 3, got 4",
+            "violates its annotation: x: expected a whole number of at most 3, got 4",
         ),
         (Bare, "parameter 'x' of Bare has no annotation"),
         (Starred, "parameter 'options' of Starred cannot be set by name"),

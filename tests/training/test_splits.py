@@ -125,7 +125,7 @@ class TestGroupsOfArrays:
         [
             ("photo\n1\n2\n", r"one row for each of the 3 images of a\.npy, but has 2 rows; groups: none"),
             ("index,photo\n0,1\n1,1\n1,2\n", "3 rows with other indices"),
-            ("photo\n1\n\n2\n3\n4\n", "but has 4 rows"),
+            ("photo\n1\n\n2\n3\n4\n", "but has more rows"),
             ("photo,x\n1,1\n,1\n2,1\n", "one row for each"),
         ],
     )
