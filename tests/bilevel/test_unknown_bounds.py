@@ -196,7 +196,8 @@ def test_a_run_with_a_regularizer_that_says_nothing_warns_and_certifies_nothing(
     source = Path(__file__).read_text(encoding="utf-8")
     body = source[source.index("class Waves(") : source.index("class KnownWaves(")]
     head = (
-        "import math\nfrom collections.abc import Sequence\nfrom typing import ClassVar\nimport torch\nfrom torch import Tensor\n"
+        "import math\nfrom collections.abc import Sequence\nfrom typing import ClassVar\n"
+        "import torch\nfrom torch import Tensor\n"
         "from bltoolbox.plugin import Component, hookimpl, Regularizer, Theta\n\n"
         "@hookimpl\ndef blt_components():\n"
         "    return [Component('regularizer', 'waves', f'{__name__}:Waves', 'Waves.')]\n\n\n"
