@@ -165,14 +165,18 @@ class Model(Shown):
         except (TypeError, ValueError) as error:
             raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
         recipe = recipe_from_dict(settings, registry=registry)
-        problem = Variational(
-            registry.build(recipe.operator),
-            registry.build(recipe.regularizer),
-            registry.build(recipe.data_term),
-            registry.build(recipe.upper_loss),
-            recipe.constraint,
-            recipe.strong_convexity,
-        )
+        try:
+            problem = Variational(
+                registry.build(recipe.operator),
+                registry.build(recipe.regularizer),
+                registry.build(recipe.data_term),
+                registry.build(recipe.upper_loss),
+                recipe.constraint,
+                recipe.strong_convexity,
+            )
+            solver = registry.build(recipe.lower_solver)
+        except ValueError as error:  # e.g. the file of a kernel is on another machine
+            raise BltError(f"{source}: the components of its recipe cannot be built: {error}") from error
         with refusing_misfits(str(source)):
             theta = upgraded(theta, problem)
         theta = _one_precision(theta, DTYPES[recipe.dtype])
@@ -182,7 +186,7 @@ class Model(Shown):
             raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in theta.items()}
-        return cls(problem, registry.build(recipe.lower_solver), theta, recipe)
+        return cls(problem, solver, theta, recipe)
 
 
 def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:

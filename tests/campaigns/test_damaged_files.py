@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,13 +17,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from formats import REGISTRY, TEXTS, Format, formats, surroundings
+from formats import REGISTRY, TEXTS, TINY, Format, formats, surroundings
 from fuzzing import attempt, campaign
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bltoolbox.config.recipe import parse_recipe
+from bltoolbox import Model
+from bltoolbox.config.recipe import parse_recipe, recipe_from_dict
 from bltoolbox.errors import BltError
+from bltoolbox.runs.history import glance
+from bltoolbox.training.assemble import assemble
 
 torch.set_num_threads(1)
 FORMATS = formats()
@@ -92,6 +96,22 @@ def attack(format: Format, folder: Path, count: int, guided: bool = False) -> No
     told = [f"case {number}: {sentence}" for sentence, (number, _) in wrong.items()]
     assert not wrong, f"{len(wrong)} kinds of trouble with {format.name}:\n" + "\n".join(told)
     assert endings["refused"] or endings["read"]
+
+
+def test_a_budget_that_is_no_mapping_tells_nothing(folder: Path) -> None:
+    assert glance(folder / "run", {"budget": "x"}).fraction == 0
+
+
+def test_a_model_whose_kernel_is_elsewhere_is_a_sentence(folder: Path, tmp_path: Path) -> None:
+    """A recipe may name files that only the machine has that trained the model."""
+    shutil.copy(folder / "kernel.npy", tmp_path / "kernel.npy")
+    blurred = TINY | {"operator": {"name": "blur", "kernel": str(tmp_path / "kernel.npy")}}
+    experiment = assemble(recipe_from_dict(blurred, registry=REGISTRY), REGISTRY)
+    experiment.model(experiment.theta).save(tmp_path / "model.safetensors")
+    assert Model.load(tmp_path / "model.safetensors", "cpu", REGISTRY).size
+    (tmp_path / "kernel.npy").unlink()
+    with pytest.raises(BltError, match=r"model\.safetensors: .* cannot be built: there is no file"):
+        Model.load(tmp_path / "model.safetensors", "cpu", REGISTRY)
 
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
