@@ -21,7 +21,7 @@ from PIL import Image
 from bltoolbox import Model, resume, run
 from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
 from bltoolbox.config.registry import load_registry
-from bltoolbox.reports import figures
+from bltoolbox.reports import writer
 from bltoolbox.reports.compare.comparison import as_dict, compare
 from bltoolbox.reports.html.build import write_report
 from bltoolbox.restoration.pictures.files import read_picture, write_picture
@@ -81,11 +81,11 @@ class Format:
 def surroundings(folder: Path) -> None:
     """One example of every file, where it belongs."""
     numbers = np.random.default_rng(0)
-    figures.draw, draw = (lambda result, folder: []), figures.draw
+    writer.draw, draw = (lambda result, folder: []), writer.draw
     try:
         run(recipe_from_dict(TINY), out=folder / "run")
     finally:
-        figures.draw = draw
+        writer.draw = draw
     (folder / "recipe.yaml").write_bytes((ROOT / "recipes" / "smoke.yaml").read_bytes())
     (folder / "overrides.txt").write_text(OVERRIDES)
     (folder / "pictures").mkdir()
@@ -149,11 +149,11 @@ def go_on(folder: Path) -> None:
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder / "run", copy)
-    draw, figures.draw = figures.draw, (lambda result, folder: [])
+    draw, writer.draw = writer.draw, (lambda result, folder: [])
     try:
         resume(copy, ["budget.steps=3"])
     finally:
-        figures.draw = draw
+        writer.draw = draw
 
 
 def look_and_assemble(folder: Path) -> None:

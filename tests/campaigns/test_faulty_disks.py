@@ -29,7 +29,7 @@ from safetensors.torch import load
 
 from bltoolbox.cli import main
 from bltoolbox.errors import BltError
-from bltoolbox.reports import figures
+from bltoolbox.reports import writer
 from bltoolbox.runs import files
 from bltoolbox.training.checkpoint import read_checked
 
@@ -77,7 +77,7 @@ def _child(words: Sequence[str], said: Path, disk: Disk | None, record: Path | N
     os.dup2(out, 1)
     os.dup2(out, 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-    figures.draw = draw
+    writer.draw = draw
     if disk is not None:
         disk.install()
     try:
@@ -146,7 +146,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
     folder = tmp_path_factory.mktemp("references")
     # Everything is imported before the children are forked, so that none of them has to.
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(figures, "draw", draw)
+        patch.setattr(writer, "draw", draw)
         main(begin("isgd", folder / "imports"))
     (folder / "isgd").mkdir()
     (folder / "maid").mkdir()

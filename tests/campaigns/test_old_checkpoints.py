@@ -32,7 +32,7 @@ TOL = 1e-3
 
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
+    monkeypatch.setattr("bltoolbox.reports.writer.draw", lambda result, folder: None)
     monkeypatch.setattr(ReportWriter, "finished", lambda self, result: None)
 
 

@@ -75,7 +75,7 @@ def test_ranks_killed_under_torchrun_leave_no_trace(
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
     assert len(re.findall("exitcode: -9", said)) >= len(victims), f"nobody was killed: {said}"
-    monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
+    monkeypatch.setattr("bltoolbox.reports.writer.draw", lambda result, folder: None)
     monkeypatch.setattr(ReportWriter, "finished", lambda self, result: None)
     run_on(tmp_path, 2, recipe(method, every=60.0), whole)
     assert_same(whole, out)

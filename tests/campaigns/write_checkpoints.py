@@ -1,8 +1,8 @@
 """Write the row of one release in the matrix of checkpoints: runs that it stopped, and what came of them.
 
-    PYTHONPATH=CHECKOUT:CHECKOUT/plugins python tests/campaigns/write_checkpoints.py CHECKOUT NAME
+    PYTHONPATH=.:plugins python tests/campaigns/write_checkpoints.py . NAME
 
-runs the code in CHECKOUT (``git worktree add CHECKOUT TAG``) and writes ``tests/data/checkpoints/NAME``.
+in the checkout of the release writes ``tests/data/checkpoints/NAME``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from bltoolbox import Model, run
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import Interrupted, handled
-from bltoolbox.reports import figures
+from bltoolbox.reports import writer
+from bltoolbox.restoration.shipped import shipped_models
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.driver import run_in
 from bltoolbox.training.run_dir import RunDirectory
@@ -106,11 +107,11 @@ def write_runs(target: Path) -> None:
             pack(folder, target / f"{name}.tar.xz")
 
 
-def write_models(source: Path, target: Path) -> None:
+def write_models(target: Path) -> None:
     """The shipped models, and what each of them makes of a few pixels."""
     pixels = np.random.default_rng(0).random((3, 12, 12)).astype(np.float32)
     with tempfile.TemporaryDirectory() as place:
-        for path in sorted((source / "bltoolbox" / "models").glob("*.safetensors")):
+        for path in shipped_models().values():
             model = Model.load(path, device="cpu")
             y = torch.from_numpy(pixels[: model.channels])
             buffer = io.BytesIO()
@@ -125,11 +126,11 @@ def main() -> None:
     assert Path(bltoolbox.__file__).is_relative_to(source), f"the code that runs is {bltoolbox.__file__}"
     sys.argv = ["blt", "run"]  # a run notes its command
     torch.set_num_threads(1)
-    figures.draw = lambda result, folder: []
+    writer.draw = lambda result, folder: []
     target = DATA / name
     target.mkdir(parents=True, exist_ok=True)
     write_runs(target)
-    write_models(source, target)
+    write_models(target)
     for path in sorted(target.iterdir()):
         print(path, path.stat().st_size)
 

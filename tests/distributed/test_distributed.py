@@ -82,7 +82,7 @@ def recipe(method: str, steps: int = 20, every: float = 60.0, **changes: object)
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than the runs, and have tests of their own."""
-    monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
+    monkeypatch.setattr("bltoolbox.reports.writer.draw", lambda result, folder: None)
     monkeypatch.setattr(ReportWriter, "finished", lambda self, result: None)
 
 
@@ -115,7 +115,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """The same runs on one process."""
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: None)
+        patch.setattr("bltoolbox.reports.writer.draw", lambda result, folder: None)
         patch.setattr(ReportWriter, "finished", lambda self, result: None)
         for method in METHODS:
             run(recipe(method), out=folder / method)

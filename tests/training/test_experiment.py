@@ -251,7 +251,7 @@ class TestRunDirectory:
 
 @pytest.mark.parametrize("method", ["isgd", "maid"])
 def test_same_seed_same_bits(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bltoolbox.reports.figures.draw", lambda result, folder: [])
+    monkeypatch.setattr("bltoolbox.reports.writer.draw", lambda result, folder: [])
     changes: dict[str, Any] = {"budget": {"steps": 3}, "evaluation": None}
     if method == "maid":
         changes |= {"upper_optimizer": {"name": "maid", "tol": 0.1}, "sampler": "full"}
