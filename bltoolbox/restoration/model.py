@@ -26,6 +26,7 @@ from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, 
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.from_recipe import build
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
@@ -166,10 +167,10 @@ class Model(Shown):
             raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
         recipe = recipe_from_dict(settings, registry=registry)
         problem = Variational(
-            registry.build(recipe.operator),
-            registry.build(recipe.regularizer),
-            registry.build(recipe.data_term),
-            registry.build(recipe.upper_loss),
+            build(recipe, "operator", registry),
+            build(recipe, "regularizer", registry),
+            build(recipe, "data_term", registry),
+            build(recipe, "upper_loss", registry),
             recipe.constraint,
             recipe.strong_convexity,
         )
@@ -182,7 +183,7 @@ class Model(Shown):
             raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in theta.items()}
-        return cls(problem, registry.build(recipe.lower_solver), theta, recipe)
+        return cls(problem, build(recipe, "lower_solver", registry), theta, recipe)
 
 
 def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
