@@ -254,4 +254,4 @@ def test_a_terminal_shows_curves_and_ctrl_c_ends_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", ["much", 7, [1], None])
 def test_a_budget_of_another_form_is_no_share(tmp_path: Path, budget: object) -> None:
-    assert glance(tmp_path, {"budget": budget}).share == 0
+    assert glance(tmp_path, {"budget": budget}).fraction == 0
