@@ -257,8 +257,8 @@ def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
         "computations": metrics[-1].get("computations") if metrics else None,
         "seconds": timings[-1].get("seconds") if timings else None,
     }
-    budget = recipe.get("budget")
-    budget = budget if isinstance(budget, Mapping) else {}
+    given = recipe.get("budget")
+    budget = given if isinstance(given, Mapping) else {}  # a damaged recipe may have anything there
     limits = {name: number(budget.get(name)) for name in spent}
     shares = [(number(spent[name]) or 0.0) / limit for name, limit in limits.items() if limit]
     share = min(1.0, max(shares, default=0.0))

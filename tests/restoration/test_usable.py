@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bltoolbox import Model, load_recipe, resume, run
+from bltoolbox.config.block import Block
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.errors import BltError, NumericalError, RecipeError
 from bltoolbox.restoration.model import read_theta
@@ -137,3 +139,13 @@ def test_without_a_usable_checkpoint_there_is_one_sentence(
         spoil(one, "a NaN")
     done = caller("resume", capfd)(str(path), "budget.steps=4")
     assert done.returncode == 1 and "no usable checkpoint" in done.stderr and "NaN" in done.stderr
+
+
+def test_a_model_whose_components_need_a_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    model = Model.load("denoise-gray-foe", "cpu")
+    weights = Block("data_term", "least-squares", {"weights": str(tmp_path / "gone.npy")})
+    Model(model.problem, model.solver, model.theta, replace(model.recipe, data_term=weights)).save(
+        tmp_path / "m.safetensors"
+    )
+    with pytest.raises(BltError, match=r"m\.safetensors: .*there is no file .*gone\.npy"):
+        Model.load(tmp_path / "m.safetensors", "cpu")

@@ -22,6 +22,7 @@ from conftest import BLT
 from test_compare import make_run
 
 from bltoolbox.errors import UsageError
+from bltoolbox.runs.history import glance
 from bltoolbox.runs.logs import Tail
 from bltoolbox.runs.watch import BLOCKS, Watched, newest, sparkline
 
@@ -249,3 +250,8 @@ def test_a_terminal_shows_curves_and_ctrl_c_ends_it(tmp_path: Path) -> None:
             assert process.wait(30) == 130
             assert "Traceback" not in _read(ours, "\x1b[?25h", 5), "the cursor is shown again"
         os.close(ours)
+
+
+@pytest.mark.parametrize("budget", ["much", 7, [1], None])
+def test_a_budget_of_another_form_is_no_share(tmp_path: Path, budget: object) -> None:
+    assert glance(tmp_path, {"budget": budget}).fraction == 0
