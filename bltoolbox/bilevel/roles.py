@@ -77,9 +77,11 @@ class Parametric(Role):
         return {}
 
     def prepare(self, theta: Theta) -> Theta:
-        """θ with quantities derived from it once and used often; every other method receives the result.
+        """θ with quantities derived from it once and used often: what the methods that compute with θ receive.
 
-        It must contain the entries of θ under their names, and be differentiable in them.
+        It must contain the entries of θ under their names, and be differentiable in them. θ itself goes to those that
+        change it (``upgrade``, ``project``, ``project_gradient``), to ``penalty``, and to ``pairing_gradients`` of a
+        regularizer, whose result is by its entries.
         """
         return theta
 

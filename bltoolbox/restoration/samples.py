@@ -57,7 +57,7 @@ class Samples:
         self.stream = stream
         self.dtype = dtype
         self.device = torch.device(device)
-        self.operator_theta = dict(operator_theta or {})
+        self.operator_theta = operator.prepare(operator_theta or {})
         self.ids = range(len(data)) if ids is None else ids
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="blt-images") if workers else None
         self.shape: tuple[int, ...] = tuple(self._clean(self.ids[:1]).shape[1:])

@@ -43,7 +43,9 @@ class Trial:
     """A regularizer with θ, noisy images x and directions."""
 
     regularizer: Regularizer
-    theta: dict[str, Tensor]
+    #: As the component named them; ``theta`` is prepared.
+    raw: dict[str, Tensor]
+    theta: Theta
     x: Tensor
     v: Tensor
     q: Tensor
@@ -56,10 +58,10 @@ class Trial:
 def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
     regularizer = subject()
     shape = fitting_shape(regularizer)
-    theta = cast(parameters(regularizer, shape), dtype)
+    raw = cast(parameters(regularizer, shape), dtype)
     x = noisy_images(COUNT, shape).to(dtype)
     v, q = (normal(COUNT, *shape, seed=seed, dtype=dtype) for seed in (11, 12))
-    return Trial(regularizer, theta, x, v, q)
+    return Trial(regularizer, raw, regularizer.prepare(raw), x, v, q)
 
 
 def everything(one: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
@@ -107,13 +109,13 @@ def dtype_kept(subject: Subject) -> None:
 def untouched(subject: Subject) -> None:
     one = trial(subject)
     for name in ("energy", "gradient", "linearize", "pairing", "project", "project_gradient"):
-        guard = Untouched(theta=one.theta, x=one.x, v=one.v, q=one.q)
+        guard = Untouched(theta=dict(one.theta), x=one.x, v=one.v, q=one.q)
         if name == "linearize":
             one.regularizer.linearize(one.theta, one.x)(one.v)
         elif name == "pairing":
             one.regularizer.pairing(one.theta, one.x, one.q)
         elif name.startswith("project"):
-            getattr(one.regularizer, name)(one.theta)
+            getattr(one.regularizer, name)(one.raw)
         else:
             getattr(one.regularizer, name)(one.theta, one.x)
         guard.verify(name)
@@ -188,13 +190,14 @@ def pairing(subject: Subject) -> None:
 def mixed_derivative(subject: Subject) -> None:
     one = trial(subject)
     derivative = _pairing_derivative(one)
-    for k, (name, value) in enumerate(one.theta.items()):
-        direction = {other: torch.zeros_like(part) for other, part in one.theta.items()}
+    for k, (name, value) in enumerate(one.raw.items()):
+        direction = {other: torch.zeros_like(part) for other, part in one.raw.items()}
         direction[name] = normal(*value.shape, seed=40 + k) / value.numel() ** 0.5
         claimed = (derivative[name] * direction[name]).sum()
 
         def along(t: float, d: Theta = direction) -> Tensor:
-            return dot(one.regularizer.gradient(shifted(one.theta, d, t), one.x), one.q).sum()
+            theta = one.regularizer.prepare(shifted(one.raw, d, t))
+            return dot(one.regularizer.gradient(theta, one.x), one.q).sum()
 
         quotient, error = best_difference(along, claimed)
         absolute = abs(float(quotient - claimed))
@@ -202,7 +205,7 @@ def mixed_derivative(subject: Subject) -> None:
             what = f"the derivative of pairing of noisy images in θ[{name!r}]"
             than = "differences of ⟨gradient(θ, x), q⟩ in θ"
             derivative_fails(what, than, claimed.reshape(1), quotient.reshape(1))
-    each = one.regularizer.pairing_gradients(one.theta, one.x, one.q)
+    each = one.regularizer.pairing_gradients(one.raw, one.x, one.q)
     for name, whole in derivative.items():
         cause = (
             "each entry needs a leading sample dimension; their sum is the derivative of the summed pairing"
@@ -215,7 +218,7 @@ def mixed_derivative(subject: Subject) -> None:
 @holds(KIND, "what it shows of θ can be drawn")
 def shows(subject: Subject) -> None:
     one = trial(subject)
-    guard = Untouched(theta=one.theta)
+    guard = Untouched(theta=dict(one.theta))
     pictures, curves = one.regularizer.pictures(one.theta), one.regularizer.potentials(one.theta)
     guard.verify("pictures and potentials")
     if pictures is None and curves is None:
@@ -236,8 +239,8 @@ def shows(subject: Subject) -> None:
 
 
 def _pairing_derivative(one: Trial) -> dict[str, Tensor]:
-    leaves = {name: value.clone().requires_grad_() for name, value in one.theta.items()}
-    total = one.regularizer.pairing(leaves, one.x, one.q).sum()
+    leaves = {name: value.clone().requires_grad_() for name, value in one.raw.items()}
+    total = one.regularizer.pairing(one.regularizer.prepare(leaves), one.x, one.q).sum()
     if not total.requires_grad:
         fail(
             "pairing is not differentiable in θ; compute it from θ with torch operations, without detach or .item()"
