@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,10 @@ from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.errors import RecipeError, UsageError
 from bltoolbox.restoration.roles import Data, Operator
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.variational import Variational
+
+#: The sections of a recipe that make up the variational problem.
+ROLES = ("operator", "regularizer", "data_term", "upper_loss")
 
 
 def build(recipe: Recipe, key: str, registry: Registry) -> Any:
@@ -22,6 +26,18 @@ def build(recipe: Recipe, key: str, registry: Registry) -> Any:
         return registry.build(block)
     except ValueError as error:
         raise refusal(recipe, key, f"{block.name}: {error}") from error
+
+
+def problem_of(
+    recipe: Recipe, parts: Mapping[str, Any], samples: Mapping[str, Samples] | None = None
+) -> Variational:
+    """The variational problem of a recipe from its components by section, with the samples of each split if any."""
+    return Variational(
+        **{role: parts[role] for role in ROLES},
+        constraint=recipe.constraint,
+        strong_convexity=recipe.strong_convexity,
+        samples=samples or {},
+    )
 
 
 def measured(

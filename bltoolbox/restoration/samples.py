@@ -26,7 +26,7 @@ from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.roles import Data, Operator, Sample
 
 #: ITU-R BT.601 luma.
-_LUMA = (0.299, 0.587, 0.114)
+LUMA = (0.299, 0.587, 0.114)
 
 Color = Literal["rgb", "gray"]
 
@@ -97,7 +97,7 @@ class Samples:
     def _clean(self, ids: Sequence[int]) -> Tensor:
         images = self._read(ids)
         if self.color == "gray" and images.shape[1] == 3:
-            return torch.einsum("bchw,c->bhw", images, images.new_tensor(_LUMA)).unsqueeze(1)
+            return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA)).unsqueeze(1)
         return images
 
     def _read(self, ids: Sequence[int]) -> Tensor:

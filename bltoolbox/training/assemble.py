@@ -25,7 +25,7 @@ from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.restoration.from_recipe import build, measured, refusal
+from bltoolbox.restoration.from_recipe import ROLES, build, measured, problem_of, refusal
 from bltoolbox.restoration.metrics import deciding
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.roles import Data, Operator
@@ -48,17 +48,11 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     check_partners(recipe, registry)
     metric = deciding(recipe)
     parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
-    operator, regularizer = parts["operator"], parts["regularizer"]
-    train, validation, evaluation = _samples(recipe, registry, operator, device)
+    regularizer = parts["regularizer"]
+    train, validation, evaluation = _samples(recipe, registry, parts["operator"], device)
     splits = {"training": train, "validation": validation, "evaluation": evaluation}
-    problem = Variational(
-        operator,
-        regularizer,
-        parts["data_term"],
-        parts["upper_loss"],
-        recipe.constraint,
-        recipe.strong_convexity,
-        {name: samples for name, samples in splits.items() if samples is not None},
+    problem = problem_of(
+        recipe, parts, {name: samples for name, samples in splits.items() if samples is not None}
     )
     for samples in problem.samples.values():
         if misfit := problem.check(samples.shape):
@@ -120,16 +114,7 @@ def _definite(problem: Variational, theta: Theta, shape: Sequence[int]) -> bool:
     return float(least or 0.0) + problem.strong_convexity > 0 and at.prior_convexity is not None
 
 
-_SINGLE = (
-    "operator",
-    "data_term",
-    "regularizer",
-    "upper_loss",
-    "lower_solver",
-    "hypergradient",
-    "sampler",
-    "upper_optimizer",
-)
+_SINGLE = (*ROLES, "lower_solver", "hypergradient", "sampler", "upper_optimizer")
 
 
 def _logger(recipe: Recipe, block: Block, registry: Registry) -> Listener:

@@ -128,7 +128,7 @@ def test_plots_zoom_and_reset(pages: dict[str, Path], page: Page) -> None:
     assert whole["x"][0] < near["x"][0] < near["x"][1] < whole["x"][1]
     assert page.run(ticks) != written
     page.mouse("mouseWheel", page.place(plot, 0.5), deltaX=0, deltaY=-100)
-    page.settle()
+    page.wait_for_frames()
     page.wait(f"JSON.parse(document.querySelector('{plot}').dataset.view).x[0] !== {near['x'][0]}")
     nearer = view(page)
     assert nearer["x"][1] - nearer["x"][0] < near["x"][1] - near["x"][0]
@@ -148,7 +148,7 @@ def test_plots_zoom_and_reset(pages: dict[str, Path], page: Page) -> None:
 def test_values_are_told_under_the_pointer_and_by_keys(pages: dict[str, Path], page: Page) -> None:
     page.open(pages["both"])
     page.mouse("mouseMoved", page.place("[data-chart=psnr] .plot", 0.9))
-    page.settle()
+    page.wait_for_frames()
     tip = page.run("document.querySelector('[data-chart=psnr] .tip').textContent")
     assert "dB" in tip and "seed=0" in tip and "seed=1" in tip
     page.run("document.querySelector('[data-chart=loss] .plot').focus()")
