@@ -43,9 +43,11 @@ _SECTIONS = (
     "evaluation",
     "operator",
     "noise",
+    "data_term",
     "constraint",
     "regularizer",
     "baseline",
+    "upper_loss",
     "lower_solver",
     "hypergradient",
     "sampler",
@@ -122,7 +124,9 @@ class RunFacts:
         cards: list[tuple[str, str, str]] = []
         if (learned := values.get("learned")) is not None:
             measured, baseline = values.get("measured"), values.get("baseline")
-            gain = f"{metric.show(learned - measured, sign=True)} on measured" if measured is not None else ""
+            gain = (
+                f"{metric.show(learned - measured, sign=True)} over measured" if measured is not None else ""
+            )
             remark = gain if self.run.finished else "at the last check"
             cards.append((f"Test {metric.label}", metric.show(learned), remark))
             if baseline is not None:
