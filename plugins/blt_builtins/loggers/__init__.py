@@ -1,4 +1,4 @@
-"""Loggers: other places where a run is recorded."""
+"""Loggers: other places where a run is recorded, e.g. files and web services."""
 
 from __future__ import annotations
 

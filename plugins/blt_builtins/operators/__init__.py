@@ -1,4 +1,4 @@
-"""Forward operators A of the data term ½‖Ax − y‖²."""
+"""Forward operators A_θ: how an image becomes its measurements y = A x."""
 
 from __future__ import annotations
 

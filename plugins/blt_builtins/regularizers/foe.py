@@ -32,7 +32,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from blt_builtins.regularizers.certificates import Bank, bank_constants
+from blt_builtins.regularizers.filter_constants import Bank, bank_constants
 from blt_builtins.regularizers.filters import (
     Boundary,
     FilterBank,

@@ -1,4 +1,4 @@
-"""Upper losses: what makes a reconstruction good."""
+"""Upper losses: how far a reconstruction is from what it should be."""
 
 from __future__ import annotations
 
