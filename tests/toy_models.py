@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
-from bltoolbox.restoration.from_recipe import ROLES, problem_of
+from bltoolbox.restoration.from_recipe import build, build_problem
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.variational import join
 from bltoolbox.testing import smooth_images
@@ -32,15 +32,14 @@ def toy_model(**settings: Any) -> Model:
         | settings,
         registry=registry,
     )
-    parts = {kind: registry.build(getattr(recipe, kind)) for kind in (*ROLES, "lower_solver")}
-    problem = problem_of(recipe, parts)
+    problem = build_problem(recipe, registry)
     shape = (1 if recipe.color == "gray" else 3, 16, 16)
     theta = join(
         **{role: part.init_params(shape, keyed_generator("theta")) for role, part in problem.parts.items()}
     )
     dtype = getattr(torch, recipe.dtype)
     theta = {name: value.to(dtype) for name, value in theta.items()}
-    return Model(problem, parts["lower_solver"], theta, recipe)
+    return Model(problem, build(recipe, "lower_solver", registry), theta, recipe)
 
 
 def clean_picture(height: int, width: int, channels: int = 3, seed: int = 0) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,9 @@ from bltoolbox.bilevel.device import DTYPES, pick_device
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.errors import RecipeError, UsageError
-from bltoolbox.restoration.roles import Data, Operator
+from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational
-
-#: The sections of a recipe that make up the variational problem.
-ROLES = ("operator", "regularizer", "data_term", "upper_loss")
 
 
 def build(recipe: Recipe, key: str, registry: Registry) -> Any:
@@ -28,15 +25,16 @@ def build(recipe: Recipe, key: str, registry: Registry) -> Any:
         raise refusal(recipe, key, f"{block.name}: {error}") from error
 
 
-def problem_of(
-    recipe: Recipe, parts: Mapping[str, Any], samples: Mapping[str, Samples] | None = None
-) -> Variational:
-    """The variational problem of a recipe from its components by section, with the samples of each split if any."""
+def build_problem(recipe: Recipe, registry: Registry) -> Variational:
+    """The components of a reconstruction, without samples."""
     return Variational(
-        **{role: parts[role] for role in ROLES},
-        constraint=recipe.constraint,
-        strong_convexity=recipe.strong_convexity,
-        samples=samples or {},
+        build(recipe, "operator", registry),
+        build(recipe, "regularizer", registry),
+        build(recipe, "data_term", registry),
+        build(recipe, "upper_loss", registry),
+        recipe.constraint,
+        recipe.strong_convexity,
+        None if recipe.noise is None else build(recipe, "noise", registry),
     )
 
 
@@ -45,16 +43,34 @@ def measured(
     source: Data,
     key: str,
     stream: str,
-    operator: Operator,
+    problem: Variational,
     device: torch.device,
-    ids: Sequence[int] | None,
+    ids: Sequence[int] | None = None,
+    training: bool = False,
 ) -> Samples:
-    """Images of a section with their measurements."""
+    """Images of a section with their measurements; those of training are split where the loss does so."""
+    if problem.noise is None and not source.offers("measured"):
+        name = getattr(recipe, key).name
+        raise refusal(
+            recipe,
+            key,
+            f"{name!r} has no recorded measurements, and the recipe has no noise to simulate them with; use data of"
+            " recorded measurements here, too",
+        )
+    level, (low, high) = problem.noise_level, source.range
+    if level is not None and level > high - low and not source.offers("measured"):
+        raise refusal(
+            recipe,
+            "noise",
+            f"a level of {level:g} drowns images with values from {low:g} to {high:g}; lower it",
+        )
     try:
         return Samples(
             source,
-            operator,
-            noise=recipe.noise,
+            problem.operator,
+            problem.noise,
+            loss=problem.upper_loss if training else None,
+            check=problem.data_term.check_measurements,
             seed=recipe.seed,
             color=recipe.color,
             stream=stream,
@@ -67,12 +83,12 @@ def measured(
         raise refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error
 
 
-def evaluation_samples(recipe: Recipe, operator: Operator, registry: Registry | None = None) -> Samples:
+def evaluation_samples(recipe: Recipe, problem: Variational, registry: Registry | None = None) -> Samples:
     """The evaluation images of a recipe alone; its training images need not be there."""
     if recipe.evaluation is None:
         raise UsageError("the recipe has no evaluation images; name some, e.g. evaluation=photos")
     source = build(recipe, "evaluation", registry or load_registry())
-    return measured(recipe, source, "evaluation", "evaluation", operator, pick_device(recipe.device), None)
+    return measured(recipe, source, "evaluation", "evaluation", problem, pick_device(recipe.device))
 
 
 def refusal(recipe: Recipe, key: str, message: str) -> RecipeError:
