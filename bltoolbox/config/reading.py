@@ -178,7 +178,7 @@ def read_bytes(path: Path | str, limit: Limit, *, follow: bool = True) -> bytes:
 
 
 def read_text(path: Path | str, limit: Limit, *, follow: bool = True, errors: str = "strict") -> str:
-    """A whole file of UTF-8 text; ``errors`` is that of ``bytes.decode``."""
+    """The content of a UTF-8 text file; ``errors`` is that of ``bytes.decode``."""
     return read_bytes(path, limit, follow=follow).decode("utf-8", errors)
 
 

@@ -125,8 +125,7 @@ def remove_temporaries(folder: Path, within: Path) -> None:
 
 
 def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
-    """Open a file to write in place, as ``os.open`` does with ``flags``: a regular one with no other name, or
-    none."""
+    """Open a file to write in place, as ``os.open`` does with ``flags``; refuses links, also hard ones, and devices."""
     mode = "ab" if flags & os.O_APPEND else "r+b"
     with entered(path, within) as (folder, base), _refusing(path, "is not a regular file"):
         if not _DESCENDS and path.is_symlink():

@@ -76,13 +76,13 @@ class Experiment:
     sampler_state: dict[str, Any]
     optimizer: UpperOptimizer
     theta: dict[str, Tensor]
-    #: By which the best θ is chosen.
+    #: The metric by which the best θ is chosen.
     metric: Metric
     validation: Samples | None = None
     evaluation: Samples | None = None
     baseline: tuple[Variational, dict[str, Tensor]] | None = None
     loggers: Sequence[Listener] = ()
-    #: Where the run is written, if anywhere.
+    #: The run directory, or None if nothing is written.
     run_dir: Path | None = None
 
     @property
@@ -94,7 +94,7 @@ class Experiment:
         return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
 
     def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
-        """Refuse a θ that is not finite or makes something infinite."""
+        """Refuse a θ that is not finite or leads to infinite values."""
         if (flaw := self.find_flaw(theta, constants)) is not None:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
