@@ -100,7 +100,7 @@ def _measure(
     recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry)
     if recipe.regularizer != model.recipe.regularizer:
         raise UsageError(
-            "the regularizer cannot be overridden: θ was trained for {model.recipe.regularizer.name!r}"
+            f"the regularizer cannot be overridden: θ was trained for {model.recipe.regularizer.name!r}"
         )
     operator, solver = build(recipe, "operator", registry), build(recipe, "lower_solver", registry)
     problem = replace(

@@ -107,7 +107,7 @@ def test_a_wrong_file_fails_with_a_sentence(check: Callable[..., Told], tmp_path
         (["smapler"], 2, "did you mean 'sampler'"),
         (["sampler/fulll"], 2, "did you mean 'sampler/full'"),
         (["missing.yaml"], 2, "missing.yaml does not exist"),
-        (["full", "sampler.size=2"], 2, "is for a recipe"),
+        (["full", "sampler.size=2"], 2, "is an override for a recipe"),
         (["smoke", "sampler.size=many"], 3, "expected"),
     ],
 )
