@@ -1,4 +1,4 @@
-"""How much of its budget a run has used: said once, for the run itself and for those who read its logs. No torch."""
+"""The fraction of its budget that a run has used, for the run itself and for everyone who reads its logs. No torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bltoolbox.runs.logs import number
 
 
 def used(budget: Any, spent: Mapping[str, Any]) -> float:
-    """The part of a budget that is used: the largest over its limits, which may be exceeded; 0 if it has none.
+    """The fraction of a budget that is used: the largest over its limits, which may be exceeded; 0 if it has none.
 
-    ``budget`` and ``spent`` are by the keys of the recipe's section. A recipe that is damaged may have anything there,
+    ``budget`` and ``spent`` are by the keys of the recipe's section. A damaged recipe may contain anything,
     and a log may lack what was spent.
     """
     known = budget if isinstance(budget, Mapping) else {}
@@ -20,7 +20,7 @@ def used(budget: Any, spent: Mapping[str, Any]) -> float:
 
 
 def used_after(budget: Any, step: Mapping[str, Any], timing: Mapping[str, Any]) -> float:
-    """The same after a step, at most 1, from the line of ``metrics.jsonl`` and that of ``timings.jsonl``."""
+    """The fraction that was used after a step, at most 1, from its line of ``metrics.jsonl`` and its line of ``timings.jsonl``."""
     spent = {
         "steps": step.get("step"),
         "computations": step.get("computations"),

@@ -69,7 +69,7 @@ def test_other_images_another_operator_and_no_training_images(
     ("arguments", "code", "sentence"),
     [
         (["evaluation=null"], 2, "no evaluation images"),
-        (["regularizer=tv"], 2, "θ was trained for 'foe'"),
+        (["regularizer=tv"], 2, "cannot be overridden: θ was trained for 'foe'"),
         (["evaluation={name: array, path: gone.npy}"], 3, "there is no file gone.npy"),
     ],
 )

@@ -48,7 +48,7 @@ class Column:
 
 
 def columns(runs: Sequence[RunFacts]) -> list[Column]:
-    """How runs went and what they found."""
+    """The outcome of each run."""
     made: list[Column] = []
     metric = most_common([one.metric for one in runs])
     form = f".{metric.digits}f"

@@ -36,13 +36,13 @@ def gradient_step(lower: Lower, x: Tensor, gradient: Tensor, lipschitz: Tensor) 
 def backtrack(lower: Lower, x: Tensor, gradient: Tensor, lipschitz: Tensor) -> Moved:
     """A step with the smallest L in a doubling sequence for which ⟨∇h(x⁺) − ∇h(x), x⁺ − x⟩ ≤ L‖x⁺ − x‖².
 
-    Gradients, not energies: the difference of two energies is lost to rounding near the minimiser.
+    It compares gradients, not energies, since the difference of two energies is lost to rounding near the minimiser.
     """
     for _ in range(_DOUBLINGS):
         moved = gradient_step(lower, x, gradient, lipschitz)
         there, step = lower.gradient(moved), moved - x
         length, rise = dot(step, step), dot(there - gradient, step)
-        # A curvature met within rounding of L is met; a NaN is left to the loop's guard.
+        # A curvature equal to L up to rounding is accepted; the loop detects NaN.
         steep = rise > (1 + 1e-4) * lipschitz * length
         if not bool(steep.any()):
             break

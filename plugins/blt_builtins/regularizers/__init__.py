@@ -33,7 +33,7 @@ def blt_components() -> list[Component]:
             "regularizer",
             "tikhonov",
             "blt_builtins.regularizers.tikhonov:Tikhonov",
-            "Squared gradient (or image) with a learned weight; quadratic, one parameter, everything exact.",
+            "Squared gradient (or image) with a learned weight; quadratic, one parameter, exact constants.",
         ),
         Component(
             "regularizer",

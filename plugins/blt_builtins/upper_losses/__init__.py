@@ -1,4 +1,4 @@
-"""Upper losses: how far a reconstruction is from what it should be."""
+"""Upper losses: the quality of a reconstruction."""
 
 from __future__ import annotations
 
