@@ -20,7 +20,7 @@ def used(budget: Any, spent: Mapping[str, Any]) -> float:
 
 
 def used_after(budget: Any, step: Mapping[str, Any], timing: Mapping[str, Any]) -> float:
-    """The fraction that was used after a step, at most 1, from its line of ``metrics.jsonl`` and its line of ``timings.jsonl``."""
+    """The fraction after a step, at most 1, from its lines of ``metrics.jsonl`` and ``timings.jsonl``."""
     spent = {
         "steps": step.get("step"),
         "computations": step.get("computations"),
