@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.penalty import penalty_at
+from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
 from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
 from bltoolbox.bilevel.roles import Sampler, UpperOptimizer
 from bltoolbox.bilevel.tensors import detached
@@ -57,8 +57,8 @@ _UNUSABLE = "the step leads to a θ that cannot be used"
 #: Consecutive steps with a hypergradient of exactly zero after which a run fails.
 _ZEROS = 10
 _ZERO = (
-    "the hypergradient is exactly zero although the loss is not, so θ does not move: the adjoint system was not"
-    " iterated because its tolerance is above the size of its right-hand side, or θ does not affect the images; lower"
+    "the hypergradient is exactly zero although the loss is not, so {effect}: the adjoint system was not iterated"
+    " because its tolerance is above the size of its right-hand side, or θ does not affect the images; lower"
     " upper_optimizer.adjoint_tol, or set upper_optimizer.tol to auto"
 )
 
@@ -335,16 +335,27 @@ class _Run:
     def _watch_for_zeros(self, batch: Batch) -> None:
         """Warn when the hypergradient of a step was exactly zero without cause, and stop if that persists."""
         result = self.experiment.oracle.latest
-        if result is None or not any(batch.weights) or result.value.value == 0:
+        if result is None or not any(batch.weights) or result.value.value == (result.value.penalty or 0):
             return  # for an empty batch or a loss of zero this is right
-        if any(bool(part.any()) for part in result.gradient.values()):
+        alone = self._penalty_gradient()
+        if any(not torch.equal(part, alone[name]) for name, part in result.gradient.items()):
             self.zeros = 0
             return
         self.zeros += 1
+        only = result.value.penalty is not None
+        sentence = _ZERO.format(effect="only the penalty moves θ" if only else "θ does not move")
         if self.zeros == 1 and self.ranks.first:
-            log.warning("step %d: %s", self.steps, _ZERO)
+            log.warning("step %d: %s", self.steps, sentence)
         if self.zeros >= _ZEROS:
-            raise NumericalError(f"steps {self.steps - _ZEROS + 1} to {self.steps}: {_ZERO}")
+            raise NumericalError(f"steps {self.steps - _ZEROS + 1} to {self.steps}: {sentence}")
+
+    def _penalty_gradient(self) -> dict[str, Tensor]:
+        """What the last hypergradient would have been if θ did not affect the images."""
+        problem, theta = self.experiment.problem, self.before
+        _, gradient = penalty_gradient(problem, theta)
+        if not gradient:
+            return {name: torch.zeros_like(value) for name, value in theta.items()}
+        return {name: part.to(theta[name]) for name, part in problem.project_gradient(gradient).items()}
 
     def _check(self, record: dict[str, Any] | None) -> bool:
         """Restore the held-out images with the current θ; returns whether patience is exhausted."""

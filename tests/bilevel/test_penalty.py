@@ -320,6 +320,14 @@ class TestRuns:
         assert {link.place for link in found.links} >= {"penalty"}
         assert {row.direction for row in found.rows} >= set(assemble(recipe(), registry()).theta)
 
+    def test_a_run_that_only_the_penalty_moves_fails(self) -> None:
+        """As without a penalty: the adjoint system is never iterated."""
+        loose = {"name": "isgd", "step": 1e-4, "tol": 0.1, "adjoint_tol": 1e6}
+        with pytest.raises(
+            NumericalError, match=r"steps 1 to 10: .*so only the penalty moves θ: .*adjoint_tol"
+        ):
+            assemble(recipe(upper_optimizer=loose, budget={"steps": 20}), registry()).run()
+
     def test_certified_bounds_are_refused_where_more_than_the_regularizer_learns(self) -> None:
         certified = {"certificates": {"bound": "certified"}}
         with pytest.raises(
