@@ -25,7 +25,7 @@ from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, ImageMetric
-from bltoolbox.restoration.roles import DataTerm, Operator, Regularizer, Sample, UpperLoss
+from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
 Constraint = Literal["none", "nonnegative", "box"]
@@ -62,9 +62,16 @@ class Variational(Problem):
     upper_loss: UpperLoss
     constraint: Constraint = "none"
     strong_convexity: float = 0.0
+    #: What happens to A x when it is measured; None where measurements were recorded.
+    noise: Noise | None = None
     samples: Mapping[str, Samples] = field(default_factory=dict)
     #: What can be reported about restored images.
     metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
+
+    @property
+    def noise_level(self) -> float | None:
+        """The standard deviation of the noise; None where it has none or is not known."""
+        return None if self.noise is None else self.noise.level
 
     @property
     def loss_scale(self) -> float:  # type: ignore[override]
@@ -377,7 +384,8 @@ class ImageLower(Lower):
         return replace(self, at=replace(self.at, theta=dict(theta)))
 
     def start(self) -> Tensor:
-        start = self.problem.operator.start(self.y, self.at.prepared["operator"], self.context)
+        y = self.problem.data_term.centre(self.at.prepared["data_term"], self.y)
+        start = self.problem.operator.start(y, self.at.prepared["operator"], self.context)
         return self.project(image_layout(start))
 
     def forward(self, x: Tensor) -> Tensor:
