@@ -557,13 +557,13 @@ WRONG = {
         "data_term",
         "def project_gradient(self, gradient): return {n: 0.5 * v for n, v in gradient.items()}",
         "project and project_gradient are projections",
-        "projecting twice must change nothing more",
+        "projecting a second time must change nothing",
     ),
     "a data term that changes what it reads": (
         "data_term",
         "def upgrade(self, theta): return {n: v + 1 for n, v in theta.items()}",
-        "upgrade leaves today's θ as it is",
-        "only files of earlier versions need it",
+        "upgrade leaves a current θ unchanged",
+        "it must change only the θ of earlier versions",
     ),
     "weights by later scores": (
         "sampler observing",
@@ -573,7 +573,7 @@ WRONG = {
         "        p = self.probabilities(later)\n"
         "        return Batch(batch.ids, [1 / float(p[i]) for i in batch.ids]), after",
         "E[v_i] = 1 at each step",
-        "P being fixed before the draw",
+        "P must be fixed before the draw",
     ),
     "scores in self": (
         "sampler observing",
