@@ -105,7 +105,18 @@ class Noise(Role):
 
     @abstractmethod
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
-        """A noisy measurement of t = A x: one sample without batch dimension, in float64, on the CPU."""
+        """A noisy measurement of t = A x: one sample without batch dimension, in float64, on the CPU.
+
+        Whatever is random comes from the generator.
+        """
+
+    def mean(self, t: Tensor) -> Tensor | None:
+        """The mean of a measurement, entry by entry; None if it is not known."""
+        return None
+
+    def variance(self, t: Tensor) -> Tensor | None:
+        """The variance of a measurement, entry by entry; None if it is not known."""
+        return None
 
 
 class DataTerm(Parametric):
