@@ -80,7 +80,7 @@ class Model(Shown):
             raise BltError(str(error)) from error
         if refusal := self.problem.check(shape):
             raise BltError(refusal[1])
-        at = self.problem.at(self.theta, shape)
+        at = self.problem.restoring.at(self.theta, shape)
         tol = self.recipe.evaluation_tol if tol is None else tol
         x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype
