@@ -245,10 +245,7 @@ def test_every_shipped_recipe_is_valid(registry: Registry) -> None:
         (["noise=0.2", "noise.level=0.1"], {"noise": Block("noise", "gaussian", {"level": 0.1})}),
         (["noise=uniform", "noise=0.1"], {"noise": Block("noise", "gaussian", {"level": 0.1})}),
         (["noise=0.1", "noise=uniform"], {"noise": Block("noise", "uniform", {"width": 0.1})}),
-        (
-            ["noise=0.1", "noise={name: uniform, width: 1/2}"],
-            {"noise": Block("noise", "uniform", {"width": 0.5})},
-        ),
+        (["noise=0.1", "noise={name: uniform, width: 1/2}"], {"noise": Block("noise", "uniform", {"width": 0.5})}),
         (["budget={computations: 1e3}"], {"budget": Budget(computations=1000.0)}),
         (["budget.seconds=5"], {"budget": Budget(steps=2, seconds=5.0)}),
         (["budget.seconds=5", "budget={steps: 9}"], {"budget": Budget(steps=9, seconds=5.0)}),
@@ -299,8 +296,8 @@ def test_options_are_set_on_the_component_meant_in_any_order(registry: Registry)
         ("budget={steps: 2", "<override>:1:17: not valid YAML"),
         ("lower_solver=adg", "<override>:1:14: lower_solver: 'adg' is not a registered lower_solver; did you mean"),
         ("noise.x=1", "<override>:1:9: noise.x: noise 'gaussian' has no parameter 'x' (it has level)"),
-        ("noise=[1]", "<override>:1:7: noise: expected a number or a noise, e.g. {name: …} (blt list noise)"),
-        ("noise=2", "noise: expected a number of at least 0 and of at most 1, got 2; images are in [0, 1]"),
+        ("noise=[1]", "<override>:1:7: noise: expected a number or a noise, e.g. {name: …} (blt list noise) or null"),
+        ("noise=2", "noise: expected a number of at least 0 and of at most 1, got 2; images are in [0, 1], did you"),
     ],
 )  # fmt: skip
 def test_bad_overrides(override: str, message: str) -> None:

@@ -271,7 +271,7 @@ def blocks(subject: Subject) -> None:
 @holds(KIND, "theta_gradient is the derivative in θ")
 def theta_gradient(subject: Subject) -> None:
     case = trial(subject)
-    if type(case.upper).theta_gradient is Upper.theta_gradient:
+    if not case.upper.depends_on_theta:
         raise NotApplicable("it does not depend on θ")
     weights = torch.linspace(0.5, 1.5, COUNT, dtype=case.x.dtype)
     whole = case.upper.theta_gradient(case.x, weights)
