@@ -78,7 +78,7 @@ class Model(Shown):
             shape = self.problem.image_shape(self.theta, batch)
         except ValueError as error:
             raise BltError(str(error)) from error
-        at = self.problem.at(self.theta, shape)
+        at = self.problem.restoring.at(self.theta, shape)
         tol = self.recipe.evaluation_tol if tol is None else tol
         x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype

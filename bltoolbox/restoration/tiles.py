@@ -108,7 +108,7 @@ class Restorer:
         if self.tile < 1:
             raise BltError(f"tile {self.tile} is not a positive number of pixels")
         self.channels = model.channels
-        self.problem, self.side, self.margin = self._prepare(model.problem)
+        self.problem, self.side, self.margin = self._prepare(model.problem.restoring)
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float | None, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
