@@ -31,7 +31,7 @@ from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
-from bltoolbox.restoration.variational import Variational, VariationalTasks, join, upgraded
+from bltoolbox.restoration.variational import Variational, VariationalTasks, join, split, upgraded
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.listeners import Guarded
 from bltoolbox.training.splits import hold_out, shared
