@@ -135,7 +135,7 @@ class Recipe(Shown):
         noise: What happens to A x when it is measured; a number is the standard deviation of Gaussian noise, for
             images in [0, 1]. Null where measurements were recorded.
         data_term: How far a reconstruction is from its measurements.
-        constraint: What a restored image must satisfy; box is [0, 1].
+        constraint: What a restored image must satisfy; box is the range of values of the data, [0, 1] for most.
         strong_convexity: μ of a term (μ/2)‖x‖² added to the lower level.
         regularizer: R_θ, whose parameters are learned.
         upper_loss: The loss of a reconstruction, minimised over θ.
@@ -156,7 +156,7 @@ class Recipe(Shown):
         chunk: Samples solved at once.
         workers: Threads that read and decode images; 0 reads them in the main thread. They do not affect the result.
         iteration_limit: Maximum number of iterations of one lower-level solve.
-        evaluation_tol: Accuracy of the restored images when evaluating.
+        evaluation_tol: Accuracy of the restored images when evaluating, relative to the width of their range of values.
     """
 
     version: Annotated[int, Ge(1), Le(FORMAT)] = FORMAT

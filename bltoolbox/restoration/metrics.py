@@ -71,6 +71,7 @@ class ImageMetric(Metric):
     of: Callable[[NDArray[Any], NDArray[Any], Range], float] = psnr
     #: The smallest height and width that it takes.
     side: int = 1
+    needs_truth: bool = True
 
 
 METRICS = {
@@ -96,6 +97,16 @@ def pick(names: Iterable[str]) -> tuple[ImageMetric, ...]:
 def pick_listed(names: str) -> tuple[ImageMetric, ...]:
     """Metrics as a command line lists them: ``psnr,ssim``."""
     return pick(name.strip() for name in names.split(","))
+
+
+def measurable(metrics: Iterable[ImageMetric], has_truth: bool) -> tuple[ImageMetric, ...]:
+    """Those that can be measured of images, with or without the true ones."""
+    return tuple(metric for metric in metrics if has_truth or not metric.needs_truth)
+
+
+def values_in(span: Range) -> str:
+    """For messages: ``values from 0 to 4095``."""
+    return "values from {:g} to {:g}".format(*span)
 
 
 def deciding(recipe: Recipe) -> ImageMetric:

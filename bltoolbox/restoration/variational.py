@@ -2,9 +2,10 @@
 
     h_i(x, θ) = D_θ(A_θ x; y_i) + R_θ(x) + (μ_0/2)‖x‖²   over x in C
 
-C is the whole space, the non-negative orthant or a box. For a convex C everything below is about the minimiser over C:
-``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still bounds the distance to the
-minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients need not know.
+C is the whole space, the non-negative orthant or the range of values of the data. For a convex C everything below is
+about the minimiser over C: ``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still
+bounds the distance to the minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients
+need not know.
 """
 
 from __future__ import annotations
@@ -23,16 +24,11 @@ from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
 from bltoolbox.restoration.layout import image_layout
-from bltoolbox.restoration.metrics import METRICS, ImageMetric
+from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
 Constraint = Literal["none", "nonnegative", "box"]
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "none": (None, None),
-    "nonnegative": (0.0, None),
-    "box": (0.0, 1.0),
-}
 
 
 def split(theta: Theta, role: str) -> dict[str, Tensor]:
@@ -64,6 +60,8 @@ class Variational(Problem):
     #: What happens to A x when it is measured; None where measurements were recorded.
     noise: Noise | None = None
     samples: Mapping[str, Samples] = field(default_factory=dict)
+    #: The values between which images lie.
+    range: Range = UNIT
     #: What can be reported about restored images.
     metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
 
@@ -71,6 +69,12 @@ class Variational(Problem):
     def noise_level(self) -> float | None:
         """The standard deviation of the noise; None where it has none or is not known."""
         return None if self.noise is None else self.noise.level
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """What the constraint allows, from below and from above."""
+        low, high = self.range
+        return {"none": (None, None), "nonnegative": (0.0, None), "box": (low, high)}[self.constraint]
 
     @property
     def loss_scale(self) -> float:  # type: ignore[override]
@@ -339,7 +343,7 @@ class ImageLower(Lower):
         return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
 
     def project(self, x: Tensor) -> Tensor:
-        low, high = _BOUNDS[self.problem.constraint]
+        low, high = self.problem.bounds
         return x.clamp(low, high) if self.constrained else x
 
     def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
@@ -348,7 +352,7 @@ class ImageLower(Lower):
 
     def free(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Pixels that the constraint does not hold: inside C, or drawn inwards by the gradient."""
-        low, high = _BOUNDS[self.problem.constraint]
+        low, high = self.problem.bounds
         held = torch.zeros_like(x, dtype=torch.bool)
         if low is not None:
             held |= (x <= low) & (gradient >= 0)

@@ -6,7 +6,6 @@ Nothing is written to disk here, so an impossible combination costs nothing but 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,15 +19,15 @@ from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import Sampler
 from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.config.block import Block
-from bltoolbox.config.compatibility import find_misfits
+from bltoolbox.config.compatibility import find_misfits, without_truth
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.from_recipe import build, build_problem, measured, refusal
-from bltoolbox.restoration.metrics import deciding
-from bltoolbox.restoration.model import read_theta
-from bltoolbox.restoration.roles import Data
+from bltoolbox.restoration.metrics import deciding, measurable, values_in
+from bltoolbox.restoration.model import read_range, read_theta
+from bltoolbox.restoration.roles import Data, UpperLoss
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
 from bltoolbox.restoration.variational import Variational, VariationalTasks, join, split, upgraded
@@ -52,13 +51,15 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     train, validation, evaluation = _samples(recipe, registry, problem, device)
     splits = {"training": train, "validation": validation, "evaluation": evaluation}
     problem = replace(
-        problem, samples={name: samples for name, samples in splits.items() if samples is not None}
+        problem,
+        samples={name: samples for name, samples in splits.items() if samples is not None},
+        range=train.range,
     )
     for samples in problem.samples.values():
         if misfit := problem.check(samples.shape):
             role, sentence = misfit
             raise refusal(recipe, role, f"{getattr(recipe, role).name}: {sentence}")
-        if min(samples.shape[-2:]) < metric.side:
+        if samples.has_truth and min(samples.shape[-2:]) < metric.side:
             size = "×".join(map(str, samples.shape[-2:]))
             message = (
                 f"{metric.label} needs images of at least {metric.side}×{metric.side} pixels, not {size}"
@@ -69,13 +70,19 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, train.dtype, device)
-    if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train.shape)):
+    if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train)):
         log.warning(
             "regularizer %r is not convex, and operator %r is not known to compensate: the lower level may have"
             " several minimisers, and conjugate gradients may encounter negative curvature; set strong_convexity in the"
             " recipe",
             recipe.regularizer.name,
             recipe.operator.name,
+        )
+    if ranks.first and validation is not None and not measurable([metric], validation.has_truth):
+        log.warning(
+            "%s of the held-out images cannot be measured without true images: the last θ is kept; set"
+            " validation.count: 0 to train on all images",
+            metric.label,
         )
     oracle = BilevelOracle(
         problem,
@@ -107,11 +114,13 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     )
 
 
-def _definite(problem: Variational, theta: Theta, shape: Sequence[int]) -> bool:
-    """Whether it is known that data term and ``strong_convexity`` together make the lower level convex."""
-    least, _ = problem.operator.spectrum(split(theta, "operator"), shape, {})
+def _definite(problem: Variational, theta: Theta, train: Samples) -> bool:
+    """Whether data term and ``strong_convexity`` together are known to make the lower level of the first sample
+    convex."""
+    context = train.batch([0]).context
+    least, _ = problem.operator.spectrum(split(theta, "operator"), train.shape, context)
     definite = (0.0 if least is None else float(least)) + problem.strong_convexity > 0
-    return definite and problem.at(theta, shape).prior_convexity is not None
+    return definite and problem.at(theta, train.shape).prior_convexity is not None
 
 
 _METHODS = ("lower_solver", "hypergradient", "sampler", "upper_optimizer")
@@ -136,6 +145,7 @@ def _samples(
     recipe: Recipe, registry: Registry, problem: Variational, device: torch.device
 ) -> tuple[Samples, Samples | None, Samples | None]:
     data = build(recipe, "data", registry)
+    _refuse_without_truth(recipe, registry, problem.upper_loss, data)
     held_out = recipe.validation.count
     if held_out >= len(data):
         raise refusal(
@@ -166,7 +176,28 @@ def _samples(
                 f"the evaluation images have {evaluation.shape[0]} channels and the training images {train.shape[0]};"
                 " set color: gray to make both gray",
             )
+        if evaluation.range != train.range:
+            raise refusal(
+                recipe,
+                "evaluation",
+                f"the evaluation images have {values_in(evaluation.range)} and the training images"
+                f" {values_in(train.range)}; set the same range for both",
+            )
     return train, validation, evaluation
+
+
+def _refuse_without_truth(recipe: Recipe, registry: Registry, loss: UpperLoss, data: Data) -> None:
+    """Refuse what compares with true images where there are none."""
+    if data.offers("clean"):
+        return
+    if loss.needs_truth:
+        raise refusal(recipe, "upper_loss", without_truth(recipe.upper_loss.name, recipe.data.name, registry))
+    if recipe.baseline is not None:
+        raise refusal(
+            recipe,
+            "baseline",
+            f"a baseline is tuned on true images, which {recipe.data.name!r} does not have",
+        )
 
 
 def _refuse_overlap(recipe: Recipe, data: Data, evaluation: Data) -> None:
@@ -200,9 +231,17 @@ def _initial_theta(
 
 def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     try:
-        saved = upgraded(read_theta(str(recipe.init))[0], problem)
+        theta, metadata = read_theta(str(recipe.init))
+        saved, span = upgraded(theta, problem), read_range(metadata, str(recipe.init))
     except BltError as error:
         raise refusal(recipe, "init", str(error)) from error
+    if span != problem.range:
+        raise refusal(
+            recipe,
+            "init",
+            f"the θ of {recipe.init} is for images with {values_in(span)}, but the data have"
+            f" {values_in(problem.range)}",
+        )
 
     if (flaw := find_flaw(problem, saved, [expected])) is not None:
         raise refusal(recipe, "init", f"the θ of {recipe.init} cannot be used: {flaw}")
