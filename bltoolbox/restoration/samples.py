@@ -13,6 +13,7 @@ alone, so the result is the same. Measurements are kept up to a limit, so that t
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
@@ -126,10 +127,12 @@ class Samples:
         """Of the images, from the first one; refuses recorded measurements that the operator cannot have made."""
         ids = self.ids[:1]
         exact = converted(self.data.context(ids), torch.float64)
-        if not self.recorded:
-            return tuple(self._clean(ids).shape[1:])
-        recorded = self._in_color(self.data.measured(ids)).double()
         truth = self._clean(ids) if self.has_truth else None
+        if truth is not None:
+            _refuse_other_range(truth, self.data.range)
+            if not self.recorded:
+                return tuple(truth.shape[1:])
+        recorded = self._in_color(self.data.measured(ids)).double()
         try:
             if truth is None:
                 return tuple(self.operator.start(recorded, self.operator_theta, exact).shape[1:])
@@ -212,6 +215,16 @@ class Samples:
         if self._kept_bytes + size <= _KEPT and i not in self._kept:
             self._kept[i] = measurement
             self._kept_bytes += size
+
+
+def _refuse_other_range(images: Tensor, span: tuple[float, float]) -> None:
+    """Noisy targets lie around the range, but not as far from it as counts from [0, 1]."""
+    (low, high), least, most = span, float(images.min()), float(images.max())
+    if least < 2 * low - high or most > 2 * high - low:
+        raise ValueError(
+            f"the first image has values from {least:g} to {most:g}, far outside the range [{low:g}, {high:g}] of the"
+            f" data; give the range, e.g. [{math.floor(least)}, {math.ceil(most)}], or scale the images"
+        )
 
 
 def _by(shape: Sequence[int]) -> str:

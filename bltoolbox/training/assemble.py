@@ -6,6 +6,7 @@ Nothing is written to disk here, so an impossible combination costs nothing but 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +40,16 @@ log = logging.getLogger(__name__)
 
 
 @detached()
-def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = ALONE) -> Experiment:
-    """Build everything a recipe names; raises before anything runs if they do not fit together."""
+def assemble(
+    recipe: Recipe,
+    registry: Registry | None = None,
+    ranks: Ranks = ALONE,
+    given: Mapping[str, Data] | None = None,
+) -> Experiment:
+    """Build everything a recipe names; raises before anything runs if they do not fit together.
+
+    Data that were ``given`` from Python are used in place of the sections ``data`` and ``evaluation``.
+    """
     registry = registry or load_registry()
     device = pick_device(recipe.device, ranks)
     set_precision(recipe.tf32)
@@ -48,7 +57,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     metric = deciding(recipe)
     problem = build_problem(recipe, registry)
     parts = {kind: build(recipe, kind, registry) for kind in _METHODS}
-    train, validation, evaluation = _samples(recipe, registry, problem, device)
+    train, validation, evaluation = _samples(recipe, registry, problem, device, given or {})
     splits = {"training": train, "validation": validation, "evaluation": evaluation}
     problem = replace(
         problem,
@@ -142,9 +151,9 @@ def check_partners(recipe: Recipe, registry: Registry) -> None:
 
 
 def _samples(
-    recipe: Recipe, registry: Registry, problem: Variational, device: torch.device
+    recipe: Recipe, registry: Registry, problem: Variational, device: torch.device, given: Mapping[str, Data]
 ) -> tuple[Samples, Samples | None, Samples | None]:
-    data = build(recipe, "data", registry)
+    data = given["data"] if "data" in given else build(recipe, "data", registry)
     _refuse_without_truth(recipe, registry, problem.upper_loss, data)
     held_out = recipe.validation.count
     if held_out >= len(data):
@@ -166,7 +175,7 @@ def _samples(
     validation = measured(recipe, data, "data", "train", problem, device, held) if held_out else None
     evaluation = None
     if recipe.evaluation is not None:
-        other = build(recipe, "evaluation", registry)
+        other = given["evaluation"] if "evaluation" in given else build(recipe, "evaluation", registry)
         _refuse_overlap(recipe, data, other)
         evaluation = measured(recipe, other, "evaluation", "evaluation", problem, device)
         if evaluation.shape[0] != train.shape[0]:

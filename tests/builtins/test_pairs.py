@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from blt_builtins.data.pairs import ContextFile, Pairs
+from blt_builtins.operators.mri import MRI
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import RecipeError
-from bltoolbox.plugin import FileRefused
+from bltoolbox.plugin import FileRefused, Operator, Rows, Theta
+from bltoolbox.restoration.samples import Samples
 from bltoolbox.training.assemble import assemble
 
 COUNT, HEIGHT, WIDTH = 5, 12, 14
@@ -244,11 +247,6 @@ class TestRange:
             Pairs(measured="hu.npy").measured([0])
         assert float(Pairs(measured="hu.npy", range=(-1000, 2000)).measured([0]).max()) == -500
 
-    def test_a_forgotten_range_is_noticed(self, here: Path) -> None:
-        np.save("a.npy", np.linspace(0, 4095, 72, dtype=np.float32).reshape(2, 6, 6))
-        with pytest.raises(ValueError, match=r"values from 0 to .* outside the range \[0, 1\]; set range"):
-            Pairs(measured="a.npy", clean="a.npy")
-
     def test_noisy_targets_may_leave_the_range(self, here: Path) -> None:
         np.save("a.npy", np.random.default_rng(0).normal(0.5, 0.3, (2, 6, 6)))
         assert Pairs(measured="a.npy", clean="a.npy").offers("clean")
@@ -374,6 +372,16 @@ class TestTrust:
             Pairs(measured="m").measured([0])
 
 
+class Masked(Operator):
+    """Keeps the pixels that the mask of each sample names."""
+
+    def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
+        return x * context["mask"]
+
+    def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
+        return y * context["mask"]
+
+
 class TestInARecipe:
     def recipe(self, **sections: object) -> object:
         np.save("clean.npy", counts())
@@ -405,8 +413,15 @@ class TestInARecipe:
 
     def test_an_operator_that_cannot_treat_the_measurements(self, here: Path) -> None:
         np.save("odd.npy", np.zeros((COUNT, 3, 5, 7), np.float32))
-        recipe = self.recipe(
-            data={"name": "pairs", "measured": "odd.npy"}, operator={"name": "mri"}, color="rgb"
-        )
-        with pytest.raises(RecipeError, match="complex numbers are pairs of channels"):
-            assemble(recipe)  # type: ignore[arg-type]
+        np.save("flat.npy", np.zeros((COUNT, 5, 7), np.float32))
+        with pytest.raises(ValueError, match="complex numbers are pairs of channels"):
+            Samples(Pairs(measured="odd.npy"), MRI())
+        with pytest.raises(ValueError, match="cannot treat the measurements, which are 1×5×7: 'mask'"):
+            Samples(Pairs(measured="flat.npy"), Masked())
+
+    def test_a_forgotten_range_is_noticed(self, here: Path) -> None:
+        np.save("a.npy", np.linspace(0, 4095, 5 * 36, dtype=np.float32).reshape(5, 6, 6))
+        data = {"name": "pairs", "measured": "a.npy", "clean": "a.npy"}
+        with pytest.raises(RecipeError, match=r"far outside the range \[0, 1\] of the data; give the range"):
+            assemble(self.recipe(data=data))  # type: ignore[arg-type]
+        assemble(self.recipe(data=data | {"range": [0, 4095]}))  # type: ignore[arg-type]

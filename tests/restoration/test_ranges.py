@@ -181,7 +181,7 @@ def test_a_run_keeps_the_range(span: Range, tmp_path: Path) -> None:
     figure = restored(result)
     assert figure is not None
     drawn = figure.axes[0].images[0].get_array()
-    assert drawn is not None and 0 <= drawn.min() and drawn.max() <= 1
+    assert drawn is not None and drawn.min() >= 0 and drawn.max() <= 1
 
     with pytest.raises(BltError, match=r"pictures have values from 0 to 1; use Model.solve"):
         model.restore(np.zeros((32, 32), np.uint8))

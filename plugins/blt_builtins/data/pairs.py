@@ -23,7 +23,6 @@ Reference: Lehtinen et al., *Noise2Noise: learning image restoration without cle
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +93,6 @@ class Pairs(Data):
         check_range(f"{measured} holds {total} samples", total, offset, count)
         self.count = total - offset if count is None else count
         self._groups = read_groups(self._measured.root, total, groups)
-        self._refuse_other_range()
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
@@ -171,18 +169,6 @@ class Pairs(Data):
         what = f"{source.path} #{i}" if source.names is None else f"{source.names[i]} of {source.path}"
         layout = "channels-last" if source.pictures else self.layout
         return as_tensor(as_channels(source.take(i), layout, what), self.range == (0.0, 1.0), what)
-
-    def _refuse_other_range(self) -> None:
-        """Noisy targets lie around the range, but not as far from it as counts from [0, 1]."""
-        if self._clean is None:
-            return
-        image, (low, high) = self._image(self._clean, self.offset), self.range
-        least, most = float(image.min()), float(image.max())
-        if least < 2 * low - high or most > 2 * high - low:
-            raise ValueError(
-                f"the first image of {self._clean.path} has values from {least:g} to {most:g}, far outside the range"
-                f" [{low:g}, {high:g}]; set range, e.g. to [{math.floor(least)}, {math.ceil(most)}]"
-            )
 
 
 def _entry(source: Source, i: int) -> Tensor:
