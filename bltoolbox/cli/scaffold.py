@@ -1,7 +1,7 @@
 """A new plugin from templates: an installable package with one working component for each requested kind.
 
-The files in ``templates/`` read as they will be written, for a plugin called ``my-plugin``; only that name and the
-few words between ``@`` are replaced.
+The files in ``templates/`` are those of a plugin called ``my-plugin``; only that name and the few words between ``@``
+are replaced.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ EXAMPLES = {
     "lower_solver": ("HeavyBall", "Polyak's heavy ball; needs a Lipschitz constant."),
     "hypergradient": (
         "Richardson",
-        "Implicit differentiation; the Hessian system solved by Richardson's iteration.",
+        "Implicit differentiation; the Hessian system is solved by Richardson's iteration.",
     ),
     "sampler": ("WithReplacement", "Independent uniform draws at each step."),
     "upper_optimizer": ("Momentum", "Stochastic gradient descent with momentum."),
-    "logger": ("Diary", "A text file with a line for every check."),
+    "logger": ("Diary", "A text file with one line per check."),
 }
 
 #: What the example recipe uses for kinds that the plugin does not offer.
@@ -130,4 +130,4 @@ def render(name: str, package: str, components: Mapping[str, str]) -> dict[str, 
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # a folder without __init__ hides nothing
+    return spec is not None and spec.origin is not None  # a folder without __init__ does not hide a package

@@ -166,7 +166,7 @@ class Checker:
             if not trial.issues:
                 return result
         meant = [option for option in type.items if _shaped(option, value)]
-        if len(meant) == 1:  # report the problem inside rather than the whole value
+        if len(meant) == 1:  # report the problem inside rather than the entire value
             return self.value(meant[0], value, where)
         return self._expected(type, value, where)
 
@@ -291,7 +291,7 @@ def _exact(type: Type, value: Any) -> bool:
 
 
 def _shaped(type: Type, value: Any) -> bool:
-    """Whether the value has the outline of this type, so that it was probably meant."""
+    """Whether the value has the form of this type, so that the type was probably intended."""
     if isinstance(value, Mapping):
         return type.name in ("settings", "component")
     if isinstance(value, str):

@@ -145,17 +145,17 @@ def evaluate(
                         for name, more in measure(wanted, x, x_true, samples.range).items():
                             values[name] += more
                 iterations += int(solution.iterations.sum())
-                parts = [start, solution.x] + ([] if x_true is None else [x_true])
-                for place, *row in zip(places, *parts, strict=True):
+                rows = [start, solution.x] + ([] if x_true is None else [x_true])
+                for place, *row in zip(places, *rows, strict=True):
                     if place < keep:
                         images[place] = Restored(*(image.cpu().contiguous() for image in row))
         return {"before": before, "after": after, "iterations": iterations}
 
-    words = ranks.each("evaluation", work)
+    parts = ranks.each("evaluation", work)
     _bring_to_first(ranks, images, min(keep, len(positions)), samples)
     labels = [samples.label(position) for position in positions]
     before, after = (
-        {metric.name: _in_order([word[when][metric.name] for word in words]) for metric in wanted}
+        {metric.name: _in_order([part[when][metric.name] for part in parts]) for metric in wanted}
         for when in ("before", "after")
     )
     return Evaluation(
@@ -163,7 +163,7 @@ def evaluate(
         before,
         after,
         labels,
-        sum(word["iterations"] for word in words),
+        sum(part["iterations"] for part in parts),
         [images[place] for place in sorted(images)],
         samples.range,
     )
@@ -176,12 +176,12 @@ def absolute(tol: float, problem: Variational) -> float:
 
 
 def _in_order(parts: Sequence[Sequence[float]]) -> list[float]:
-    """The results of all ranks, which took turns."""
+    """The results of all ranks, which share the images in turn."""
     return [parts[k % len(parts)][k // len(parts)] for k in range(sum(len(part) for part in parts))]
 
 
 def _bring_to_first(ranks: Ranks, images: dict[int, Restored], keep: int, samples: Samples) -> None:
-    """Send rank 0 the images that it draws."""
+    """Send the images for the figure to rank 0."""
     for place in range(keep):
         home = place % ranks.size
         if home == 0 or ranks.rank not in (0, home):
@@ -191,6 +191,6 @@ def _bring_to_first(ranks: Ranks, images: dict[int, Restored], keep: int, sample
             ranks.exchange({}, {home: buffer})
             images[place] = Restored(*buffer)
         else:
-            one = images[place]
-            parts = [part for part in (one.start, one.x, one.x_true) if part is not None]
+            restored = images[place]
+            parts = [part for part in (restored.start, restored.x, restored.x_true) if part is not None]
             ranks.exchange({0: torch.stack(parts, out=buffer)}, {})

@@ -18,10 +18,10 @@ from bltoolbox.runs.metric import Metric
 
 @dataclass(frozen=True)
 class Check:
-    """The PSNR of θ after ``step`` steps, on images that are not trained on.
+    """The metric of θ after ``step`` steps, on images that are not used for training.
 
-    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, and unless the recipe
-    asks for the evaluation images at checks.
+    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, or unless the recipe
+    requests the evaluation images at checks.
     """
 
     step: int
@@ -29,7 +29,7 @@ class Check:
     metric: Metric
     validation: float | None = None
     evaluation: float | None = None
-    #: Whether no θ before was better on the held-out images.
+    #: Whether no earlier θ was better on the held-out images.
     best: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Check:
         }
 
     def figures(self) -> dict[str, float | None]:
-        """What was measured, under the names that records give it, e.g. ``validation_psnr``."""
+        """The measured values, under the names used in records, e.g. ``validation_psnr``."""
         return {
             f"validation_{self.metric.name}": self.validation,
             f"evaluation_{self.metric.name}": self.evaluation,

@@ -37,7 +37,7 @@ def differing(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What distinguishes each recipe: ``upper_optimizer=isgd, sampler.size=8``; empty where nothing does.
+    """What distinguishes each recipe: ``upper_optimizer=isgd, sampler.size=8``; empty if nothing does.
 
     Where recipes name different components, the options of a component are given only if they differ between the
     recipes that name it.
@@ -59,7 +59,7 @@ def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _component(flat: Mapping[str, Any], key: str, keys: Sequence[str]) -> tuple[Any, ...]:
-    """The names, where they differ, of the components that an option belongs to."""
+    """The names of the components that an option belongs to, if they differ."""
     words = key.split(".")
     above = [".".join([*words[:count], "name"]) for count in range(1, len(words))]
     return tuple(repr(flat.get(name)) for name in above if name in keys and name != key)

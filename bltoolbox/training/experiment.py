@@ -49,7 +49,7 @@ _RECOVERY = {
     "skip-batch": "skipping this batch",
 }
 
-#: The part of `budget.seconds` that is reserved for tuning the baseline.
+#: The fraction of `budget.seconds` that is reserved for tuning the baseline.
 _BASELINE = 0.2
 
 _UNUSABLE = "the step leads to a θ that cannot be used"
@@ -76,13 +76,13 @@ class Experiment:
     sampler_state: dict[str, Any]
     optimizer: UpperOptimizer
     theta: dict[str, Tensor]
-    #: By which the best θ is chosen.
+    #: The metric by which the best θ is chosen.
     metric: ImageMetric
     validation: Samples | None = None
     evaluation: Samples | None = None
     baseline: tuple[Variational, dict[str, Tensor]] | None = None
     loggers: Sequence[Listener] = ()
-    #: Where the run is written, if anywhere.
+    #: The run directory, or None if nothing is written.
     run_dir: Path | None = None
 
     @property
@@ -94,7 +94,7 @@ class Experiment:
         return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
 
     def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
-        """Refuse a θ that is not finite or makes something infinite."""
+        """Refuse a θ that is not finite or leads to infinite values."""
         if (flaw := self.find_flaw(theta, constants)) is not None:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
@@ -132,9 +132,9 @@ class _Run:
         self.sampler_state = experiment.sampler_state
         self.steps = 0
         self.resumed = False
-        #: What interrupted calls have cost, on all ranks.
+        #: The cost of interrupted calls, on all ranks.
         self.interrupted = Cost()
-        #: When it began, and the time of the checks, which does not count for any method.
+        #: The start of the run, and the time of the checks, which is not counted.
         self.ranks = experiment.oracle.ranks
         self.began = self.ranks.now()
         self.checking = 0.0
@@ -148,9 +148,9 @@ class _Run:
         self.before = dict(experiment.theta)
         self.failures = 0
         self.recoveries = 0
-        #: Whether a log could not be written: no checkpoint may then claim those lines.
+        #: Whether a log could not be written: then no checkpoint may count its lines.
         self.unwritten = False
-        #: Consecutive steps whose hypergradient was zero without cause.
+        #: Number of consecutive steps whose hypergradient was zero without cause.
         self.zeros = 0
 
     def run(self) -> RunResult:
@@ -195,7 +195,7 @@ class _Run:
             )
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything in a checkpoint but the warm starts: plain data and tensors."""
+        """Everything in a checkpoint except the warm starts: plain data and tensors."""
         return {
             "theta": self.theta,
             "optimizer": self.state,
@@ -250,7 +250,7 @@ class _Run:
             self.checks = int(self._fraction() * self.experiment.recipe.validation.checks)
 
     def _train(self) -> None:
-        """Steps until the budget is spent or there is another reason to end."""
+        """Take steps until the budget is spent or there is another reason to end."""
         if self.checked_at < 0:
             self._check(None)
         while self.ended is None:
@@ -280,20 +280,20 @@ class _Run:
 
     def _recover(self, error: NumericalError, sampler_state: dict[str, Any]) -> None:
         """Recover from a failed step as the recipe says, or stop."""
-        said = f"step {self.steps + 1}: {error}"
+        message = f"step {self.steps + 1}: {error}"
         policy = self.experiment.recipe.on_divergence
         self.failures += 1
         if policy == "stop":
-            raise NumericalError(said) from error
+            raise NumericalError(message) from error
         if self.failures > _FAILURES:
-            raise NumericalError(f"{said} (after {_FAILURES} attempts to recover)") from error
+            raise NumericalError(f"{message} (after {_FAILURES} attempts to recover)") from error
         self.recoveries += 1
         self.experiment.oracle.journal.clear()
         self.sampler_state = sampler_state
         if policy == "shrink-step":
             self.theta = dict(self.before)
             self.state = self.experiment.optimizer.shorten(self.state, 0.5)
-        self._notify("phase", f"{said}; {_RECOVERY[policy]}")
+        self._notify("phase", f"{message}; {_RECOVERY[policy]}")
 
     def _take(self, step: Step, batch: Batch, sampler_state: dict[str, Any]) -> None:
         """Move to the new θ, log the step, check the held-out images when it is time."""
@@ -313,7 +313,7 @@ class _Run:
             record["recoveries"] = self.recoveries
         fraction, checks = self._fraction(), self.experiment.recipe.validation.checks
         if fraction >= (self.checks + 1) / checks:
-            # At least one more: fraction * checks may round down to the check that is just being made.
+            # At least one more, since fraction * checks may round down to the current check.
             self.checks = max(self.checks + 1, int(fraction * checks))
             if self._check(record):
                 self.ended = "stopped early: no improvement on the validation images"
@@ -447,7 +447,7 @@ class _Run:
         }
 
     def _fraction(self) -> float:
-        """The part of the budget of training that is used: the largest over its limits."""
+        """The fraction of the training budget that is used: the largest over its limits."""
         budget, cost = self.experiment.recipe.budget, self.experiment.oracle.cost
         tuned = self.experiment.baseline is not None and self.experiment.evaluation is not None
         seconds = budget.seconds and budget.seconds * (1 - _BASELINE * tuned)
@@ -485,4 +485,4 @@ class _Run:
 
 def _on(device: torch.device, content: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors of a checkpoint, back on their device."""
-    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in content.items()}
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in content.items()}

@@ -20,8 +20,8 @@ from docs.generate.recipes import default, kind
 INTRODUCTION = """
 # Components
 
-Everything that comes with the toolbox, by kind: the sections of a [recipe](recipe-reference.md). `blt list` shows what
-is installed, plugins of others included, and `blt show NAME` says the same as this page.
+The components that come with the toolbox, by kind; the kinds are the sections of a [recipe](recipe-reference.md).
+`blt list` shows everything installed, including third-party plugins; `blt show NAME` has the same text as this page.
 """
 
 #: Longest line of a snippet before it is written as a block.
@@ -178,7 +178,7 @@ def _partners(one: Registered, registry: Registry) -> Iterator[str]:
     if gives:
         yield f"Offers {listed(gives, 'and')}."
     if misfits := _misfits(one, registry):
-        yield f"Does not go with {listed(misfits, 'or')}."
+        yield f"Cannot be combined with {listed(misfits, 'or')}."
 
 
 def words(kind: str, method: str) -> str:

@@ -22,19 +22,19 @@ budget: {steps: 100}
 INTRODUCTION = f"""
 # Recipes
 
-A recipe is a YAML file of the keys below. It needs `data`, `regularizer` and `budget`; everything else has a default:
+A recipe is a YAML file with the keys below. It needs `data`, `regularizer` and `budget`; everything else has a default:
 
 {fence(MINIMAL, "yaml")}
 
-`blt validate FILE` reports every problem of a file at once, `blt run FILE --dry-run` prints it with every default
-written out, `blt recipes` lists those that come with the toolbox, and `blt schema` writes a JSON Schema for editors.
+`blt validate FILE` reports every problem in a file at once, `blt run FILE --dry-run` prints it with every default
+written out, `blt recipes` lists the shipped recipes, and `blt schema` writes a JSON Schema for editors.
 """
 
 UNITS = """
 ## Units
 
 * Images have values in [0, 1]; `noise` and the tolerances are in that unit. 25 of 255 gray levels are `noise: 25/255`.
-* A tolerance of a lower-level problem is a distance ‖x̃ − x̂‖ in the Euclidean norm of the whole image.
+* A tolerance of a lower-level problem is a distance ‖x̃ − x̂‖ in the Euclidean norm, summed over the image.
 * A computation is one iteration of the lower-level solver or of the linear solver, for one sample.
 * Times are seconds of wall clock, sizes are pixels.
 """
@@ -53,15 +53,15 @@ blt run denoise constraint=box lower_solver.name=gd device=cpu
 PARTNERS = """
 ## What fits together
 
-Some components need something of their partners: `mm` a regularizer with majorant weights, `maid` all data at each
-step. A combination that cannot work is refused in one sentence that names both sides and an alternative; the page of
-[components](components.md) says what each of them needs and offers.
+Some components have requirements: `mm` needs a regularizer with majorant weights, `maid` needs all data at each step. A
+combination that cannot work is refused with a message that names both components and an alternative;
+[components](components.md) lists what each component needs and offers.
 """
 
 YAML = f"""
 ## YAML and numbers
 
-One document of mappings, lists and scalars, of at most {RECIPE.most // 1000} kB and
+A recipe is one document of mappings, lists and scalars, of at most {RECIPE.most // 1000} kB and
 {yaml_text.MAX_DEPTH} levels. Scalars are those of YAML 1.2. Tags, anchors, aliases, unknown keys and keys given
 twice are refused.
 """

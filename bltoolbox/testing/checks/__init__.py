@@ -1,4 +1,4 @@
-"""The properties that each role promises; importing this package declares them all."""
+"""The properties that each role promises; importing this package registers them all."""
 
 from bltoolbox.testing.checks import (
     data,

@@ -12,7 +12,7 @@ from bltoolbox.restoration.roles import Data
 from bltoolbox.testing.checks.base import Subject, fail, holds, require, same
 
 KIND = "data"
-#: Images looked at.
+#: Number of images that are tested.
 MOST = 4
 
 Reader = Callable[[Sequence[int]], Tensor]
@@ -39,17 +39,17 @@ def _entry(data: Data, key: str, ids: Sequence[int]) -> Tensor:
 @holds(KIND, "has a length")
 def length(subject: Subject) -> None:
     data = subject()
-    require(len(data) > 0, "len(data) is 0; there must be at least one image")
+    require(len(data) > 0, "len(data) is 0; data must contain at least one image")
     last = len(data) - 1
     require(
         data.offers("clean") or data.offers("measured"),
         "data must define clean (true images), measured (recorded measurements) or both",
     )
     for name, read in _readers(data).items():
-        require(len(read([last])) == 1, f"{name}([{last}]), the last image, must give one image")
-    require(isinstance(data.label(last), str), f"label({last}) must be text")
+        require(len(read([last])) == 1, f"{name}([{last}]), the last image, must return one image")
+    require(isinstance(data.label(last), str), f"label({last}) must return text")
     group = data.group(last)
-    require(group is None or isinstance(group, str), f"group({last}) must be text or None")
+    require(group is None or isinstance(group, str), f"group({last}) must return text or None")
     require(data.group(last) == group, f"group({last}) differed between two calls")
 
 
@@ -65,7 +65,7 @@ def images(subject: Subject) -> None:
             found.device.type == "cpu", f"{name}({ids}): expected a CPU tensor, got one on {found.device}"
         )
         require(len(found) == len(ids), f"{name}({ids}): expected {len(ids)} rows, got {len(found)}")
-        require(bool(torch.isfinite(found).all()), f"{name}({ids}) holds NaN or infinity")
+        require(bool(torch.isfinite(found).all()), f"{name}({ids}) contains NaN or infinity")
         if name in ("clean", "measured"):
             kind = str(found.dtype)[6:]
             require(found.dtype == torch.float32, f"{name}({ids}): expected float32, got {kind}")
@@ -93,7 +93,7 @@ def deterministic(subject: Subject) -> None:
     for name, read in _readers(first).items():
         require(
             same(read(ids), others[name](ids)) and same(read(ids), read(ids)),
-            f"{name}({ids}) differed between two calls; an image must depend on its id (and options) alone: no random"
+            f"{name}({ids}) differed between two calls; an image must depend only on its id (and options): no random"
             " crops",
         )
 
@@ -115,14 +115,14 @@ def batch_independent(subject: Subject) -> None:
         )
 
 
-@holds(KIND, "what it gives away is a copy")
+@holds(KIND, "returned images are copies")
 def copies(subject: Subject) -> None:
     data = subject()
     ids = _ids(data)
     for name, read in _readers(data).items():
         given = list(ids)
         first = read(given)
-        require(given == ids, f"{name} changed the list of ids that it was given")
+        require(given == ids, f"{name} changed the list of ids passed to it")
         kept = first.clone()
         first.zero_()
         message = f"writing into the tensor that {name} returned changed the images; return a copy"
