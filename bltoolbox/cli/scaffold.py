@@ -28,6 +28,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 EXAMPLES = {
     "data": ("Checkerboards", "Generated checkerboards under a gradient of light."),
     "operator": ("Vignetting", "A gain that falls off towards the corners."),
+    "noise": ("Laplacian", "Errors with a Laplace distribution: mostly small, sometimes large."),
     "data_term": ("LogCosh", "A log cosh of each residual, robust against outliers."),
     "regularizer": (
         "LogCoshTV",
@@ -48,6 +49,7 @@ EXAMPLES = {
 PARTNERS = {
     "data": "dead-leaves",
     "operator": "identity",
+    "noise": "gaussian",
     "data_term": "least-squares",
     "regularizer": "tv",
     "upper_loss": "squared-error",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Where = tuple[str | int, ...]
 
 #: A plain number instead of a component is for images in [0, 1].
-_PLAIN = Type("float", {"ge": 0, "le": 1})
+PLAIN = Type("float", {"ge": 0, "le": 1})
 
 FRACTION = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*/\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*")
 MAX_DEPTH = 20
@@ -196,11 +196,12 @@ class Checker:
         kind = type.role
         if self.registry is None:
             named = isinstance(value, str | Block) or (isinstance(value, Mapping) and "name" in value)
+            named = named or (kind in SHORT and is_number(value))
             return value if named else self._expected(type, value, where)
         if isinstance(value, Block):
             value = value.to_dict()
         if kind in SHORT and is_number(value):
-            if self.value(_PLAIN, value, where) is None:
+            if self.value(PLAIN, value, where) is None:
                 return None
             value = spelled_out(kind, value)
         given = {"name": value} if isinstance(value, str) else value
@@ -241,8 +242,9 @@ def leaves(path: Path) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number as a recipe may write it, also ``25/255``."""
-    return _to_float(value) is not None
+    """Whether a value is written as a number of a recipe, also ``25/255``; it may be out of bounds."""
+    fraction = isinstance(value, str) and FRACTION.fullmatch(value) is not None
+    return fraction or _to_float(value) is not None
 
 
 def spelled_out(kind: str, value: Any) -> dict[str, Any]:
@@ -251,6 +253,13 @@ def spelled_out(kind: str, value: Any) -> dict[str, Any]:
         name, option = SHORT[kind]
         return {"name": name, option: value}
     return {"name": value}
+
+
+def in_short(kind: str, value: Any) -> Any:
+    """The plain number that a mapping stands for, where SHORT has one for it; else the value itself."""
+    name, option = SHORT.get(kind, ("", ""))
+    short = isinstance(value, Mapping) and set(value) == {"name", option} and value["name"] == name
+    return value[option] if short else value
 
 
 def _to_float(value: Any) -> float | None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import to_unit
 from bltoolbox.restoration.metrics import UNIT, Range
-from bltoolbox.restoration.variational import split
 from bltoolbox.runs.files import write_bytes
 from bltoolbox.runs.metric import Metric
 
@@ -124,8 +123,8 @@ def curves(result: RunResult) -> Figure | None:
 
 def filters(result: RunResult) -> Figure | None:
     """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
-    regularizer = result.model.problem.regularizer
-    pictures = regularizer.pictures(split(result.theta, "regularizer"))
+    model = result.model
+    pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
     if pictures is None:
         return None
     columns = min(len(pictures), 10)

@@ -105,7 +105,18 @@ class Noise(Role):
 
     @abstractmethod
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
-        """A noisy measurement of t = A x: one sample without batch dimension, in float64, on the CPU."""
+        """A noisy measurement of t = A x: one sample without batch dimension, in float64, on the CPU.
+
+        Whatever is random comes from the generator.
+        """
+
+    def mean(self, t: Tensor) -> Tensor | None:
+        """The mean of a measurement, entry by entry; None if it is not known."""
+        return None
+
+    def variance(self, t: Tensor) -> Tensor | None:
+        """The variance of a measurement, entry by entry; None if it is not known."""
+        return None
 
 
 class DataTerm(Parametric):
@@ -225,7 +236,7 @@ class Regularizer(Parametric):
     def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
         """∂_θ⟨∇R_θ(x), q⟩ of each sample separately: every entry has a leading sample dimension; differentiable in q.
 
-        Only error bounds need it; one backward pass per sample unless overridden.
+        Only error bounds need it; one backward pass per sample unless overridden. Receives θ itself, not prepared.
         """
         return rows_of(lambda leaves: self.pairing(self.prepare(leaves), x, q), theta)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bltoolbox.config.validation import in_short
 from bltoolbox.config.yaml_text import dump_inline
 
 _ABSENT = object()
@@ -13,11 +14,13 @@ IRRELEVANT = ("loggers",)
 
 
 def flatten(recipe: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """A recipe as dotted keys; a component's name stands at ``regularizer.name``."""
+    """A recipe as dotted keys; a component's name stands at ``regularizer.name``, and a number that stands for a
+    component at the key of its section."""
     flat: dict[str, Any] = {}
     for key, value in recipe.items():
         if not above and key in IRRELEVANT:
             continue
+        value = value if above else in_short(key, value)
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{above}{key}.")
         else:
@@ -66,9 +69,12 @@ def _component(flat: Mapping[str, Any], key: str, keys: Sequence[str]) -> tuple[
 
 
 def shown(value: Any) -> str:
-    """A value as a person writes it."""
+    """A value as a person writes it: 0.1, or 25/255 for a noise level of 25 gray levels."""
     if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else f"{value:.4g}"
+        if float(f"{value:g}") == value:
+            return f"{value:g}"
+        levels = f"{255 * value:.4g}"
+        return f"{levels}/255" if float(levels) / 255 == value else f"{value:.4g}"
     return value if isinstance(value, str) else dump_inline(value)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bltoolbox.config import compatibility as partners
 from bltoolbox.config import recipe, validation, yaml_text
 from bltoolbox.config.describe import describe, settings_classes
+from bltoolbox.config.hooks import SHORT
 from bltoolbox.config.reading import RECIPE
 from bltoolbox.config.signatures import Parameter, Type, plain_scalar
 from docs.generate.markdown import code, fence, prose, sentence, table
@@ -120,7 +122,8 @@ def kind(type: Type) -> str:
     if type.name == "union":
         return " or ".join(kind(item) for item in type.items)
     if type.name == "component":
-        return f"[{type.role}](components.md#{type.role})"
+        short = "a number or " if type.role in SHORT else ""
+        return f"{short}[{type.role}](components.md#{type.role})"
     if type.name == "settings":
         return "mapping, see below"
     if type.name == "choice":
@@ -134,9 +137,14 @@ def default(parameter: Parameter) -> str:
     value = parameter.default
     if isinstance(value, dict):
         return code(value["name"]) if set(value) == {"name"} else "see below"
+    return code(yaml_text.dump_inline(written(value)))
+
+
+def written(value: Any) -> Any:
+    """A value as a person writes it in a recipe: 25/255 instead of its digits."""
     if isinstance(value, float) and len(repr(value)) > 8 and round(value * 255) / 255 == value:
-        return code(f"{round(value * 255)}/255")
-    return code(yaml_text.dump_inline(value))
+        return f"{round(value * 255)}/255"
+    return value
 
 
 def _values() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bltoolbox.config.names import GIVEN_FILE, METRICS_LOG, RECIPE_FILE
 from bltoolbox.config.recipe import recipe_summary
+from bltoolbox.config.validation import in_short
 from bltoolbox.config.yaml_text import dump_inline
 from bltoolbox.reports.compare.comparison import running_mean, span
 from bltoolbox.runs.history import RunHistory
@@ -46,9 +47,11 @@ _SECTIONS = (
     "evaluation",
     "operator",
     "noise",
+    "data_term",
     "constraint",
     "regularizer",
     "baseline",
+    "upper_loss",
     "lower_solver",
     "hypergradient",
     "sampler",
@@ -165,7 +168,7 @@ class RunFacts:
         """The recipe in short."""
         recipe = self.run.recipe
         found = [(key, recipe[key]) for key in _SECTIONS if recipe.get(key) not in (None, "none", {})]
-        return [(key, _in_short(value)) for key, value in found]
+        return [(key, _line(in_short(key, value))) for key, value in found]
 
     def resolved(self) -> str:
         return read_source(self.run.path / RECIPE_FILE)
@@ -255,7 +258,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
-def _in_short(value: Any) -> str:
+def _line(value: Any) -> str:
     """A component with its options, as a recipe writes it on one line; what is not set is left out."""
     if isinstance(value, Mapping):
         known = {key: item for key, item in value.items() if item is not None and key != "name"}

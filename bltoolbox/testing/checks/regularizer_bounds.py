@@ -1,4 +1,4 @@
-"""Properties of regularizers: parameters, convexity, constants, majorants, constraints, accepted images."""
+"""Properties of regularizers: initial parameters, convexity, constants, majorants, accepted images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close
 from bltoolbox.testing.checks.numerics import (
@@ -123,48 +122,13 @@ def majorant(subject: Subject) -> None:
         )
 
 
-@holds(KIND, "project and project_gradient are projections")
-def projections(subject: Subject) -> None:
-    case = trial(subject)
-    start = case.regularizer.init_params(case.shape, keyed_generator("θ", 0))
-    _same_theta(
-        case.regularizer.project(start), start, "project(init_params(…))", "the initial θ must be admissible"
-    )
-    once = case.regularizer.project(_like(start, 31))
-    cause = "projecting a second time must change nothing"
-    _same_theta(case.regularizer.project(once), once, "project(project(θ))", cause)
-    a, b = _like(start, 32), _like(start, 33)
-    of_a, of_b = case.regularizer.project_gradient(a), case.regularizer.project_gradient(b)
-    _same_theta(case.regularizer.project_gradient(of_a), of_a, "project_gradient(project_gradient(z))", cause)
-    combined = case.regularizer.project_gradient({name: 2 * a[name] - 3 * b[name] for name in a})
-    parts = {name: 2 * of_a[name] - 3 * of_b[name] for name in a}
-    _same_theta(
-        combined, parts, "project_gradient(2a − 3b)", "it must be linear; other constraints belong in project"
-    )
-    left, right = _inner(of_a, b), _inner(a, of_b)
-    require(
-        abs(left - right) <= 1e-9 * (_inner(a, a) * _inner(b, b)) ** 0.5,
-        f"project_gradient is not symmetric: ⟨Pa, b⟩ = {left:.6g}, ⟨a, Pb⟩ = {right:.6g};"
-        " an orthogonal projection must be",
-    )
-
-
-@holds(KIND, "upgrade leaves a current θ unchanged")
-def upgrade_keeps(subject: Subject) -> None:
-    case = trial(subject)
-    start = case.regularizer.init_params(case.shape, keyed_generator("θ", 0))
-    _same_theta(
-        case.regularizer.upgrade(start), start, "upgrade(θ)", "it must change only the θ of earlier versions"
-    )
-
-
 @holds(KIND, "check refuses images that it cannot handle")
 def check_respected(subject: Subject) -> None:
     regularizer = subject()
 
     def energy(shape: Sequence[int]) -> torch.Tensor:
         theta = regularizer.init_params(shape, keyed_generator("θ", 0))
-        return regularizer.energy(theta, noisy_images(2, shape))
+        return regularizer.energy(regularizer.prepare(theta), noisy_images(2, shape))
 
     require_check_refuses(regularizer, energy, "energy")
 
@@ -197,19 +161,3 @@ def _curvatures(case: Trial) -> list[tuple[str, tuple[float, float]]]:
     quotients = dot(change, case.v) / (1e-4 * dot(case.v, case.v))
     extremes = float(quotients.min()), float(quotients.max())
     return [*curvatures, ("a noisy image, by a difference of gradients,", extremes)]
-
-
-def _like(theta: Theta, seed: int) -> dict[str, torch.Tensor]:
-    return {name: normal(*value.shape, seed=seed + 7 * k) for k, (name, value) in enumerate(theta.items())}
-
-
-def _same_theta(actual: Theta, expected: Theta, what: str, cause: str) -> None:
-    names = list(actual)
-    require(set(names) == set(expected), f"{what} has the parameters {names} instead of {list(expected)}")
-    for name in names:
-        if expected[name].numel():
-            require_close(actual[name], expected[name], 1e-9, f"{what}[{name!r}]", cause)
-
-
-def _inner(a: Theta, b: Theta) -> float:
-    return float(sum((a[name] * b[name]).sum() for name in a))

@@ -2,7 +2,8 @@
 
     P(i in B) = p = S/m,        v_i = 1/p for i in B, else 0
 
-S is the expected batch size. An empty draw gives a zero step and is not repeated: redrawing would bias E[v_i].
+S is the expected batch size. An empty draw gives a zero step (apart from a penalty) and is not repeated: redrawing
+would bias E[v_i].
 
 When to choose it: the sampling of the theory with independent v_i; batch sizes vary.
 

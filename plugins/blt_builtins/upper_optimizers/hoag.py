@@ -26,11 +26,18 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import torch
-from annotated_types import Gt, Lt
+from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.upper_optimizers.schedule import descend, power_decay, step_metrics
+from blt_builtins.upper_optimizers.schedule import (
+    TOO_SHORT,
+    ZERO,
+    Fraction,
+    descend,
+    is_lost,
+    power_decay,
+    step_metrics,
+)
 from bltoolbox.plugin import (
     Accuracy,
     HypergradientResult,
@@ -43,7 +50,6 @@ from bltoolbox.plugin import (
     theta_norm,
 )
 
-Fraction = Annotated[float, Gt(0), Lt(1)]
 _POWERS = {"quadratic": 2.0, "cubic": 3.0}
 
 
@@ -94,7 +100,14 @@ class HOAG(UpperOptimizer):
         result = oracle.hypergradient(theta, Accuracy(tol), Accuracy(adjoint_tol))
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
         if reason := _exhausted(theta, result, alpha):
-            return Step(dict(theta), dict(state), result.value.value, metrics, finished=reason)
+            return Step(
+                dict(theta),
+                dict(state),
+                result.value.value,
+                metrics,
+                finished=reason,
+                penalty=result.value.penalty,
+            )
         before = result.value if result.value.certified else oracle.value(theta, Accuracy(tol), bound=True)
         # Below the floor of the dtype, a tighter tolerance is expensive and gains nothing.
         k = k if _at_floor(result) else k + 1
@@ -105,10 +118,12 @@ class HOAG(UpperOptimizer):
             if _decreased(theta, moved, before, value, tol * result.loss_scale, alpha):
                 oracle.accept(value)
                 metrics |= {"step_size": alpha, "trials": trial + 1}
-                return Step(moved, {"k": k, "alpha": self.grow * alpha}, value.value, metrics)
+                after = {"k": k, "alpha": self.grow * alpha}
+                return Step(moved, after, value.value, metrics, penalty=value.penalty)
             alpha *= self.shrink
         metrics |= {"step_size": 0.0, "trials": self.trials}
-        return Step(dict(theta), {"k": k, "alpha": alpha}, result.value.value, metrics)
+        after = {"k": k, "alpha": alpha}
+        return Step(dict(theta), after, result.value.value, metrics, penalty=result.value.penalty)
 
     def _accuracy(self, first: float, k: int) -> float:
         if self.decay == "geometric":
@@ -136,8 +151,5 @@ def _exhausted(theta: Theta, result: HypergradientResult, alpha: float) -> str |
     """Why no further step can help, or None."""
     length = theta_norm(result.gradient.values())
     if length == 0 and _at_floor(result):
-        return "converged: the hypergradient is zero"
-    precision = torch.finfo(next(iter(theta.values())).dtype).eps
-    if length > 0 and alpha * length < precision * theta_norm(theta.values()):
-        return "converged-to-precision: no step that changes θ decreases the loss"
-    return None
+        return ZERO
+    return TOO_SHORT if length > 0 and is_lost(theta, alpha * length) else None

@@ -20,11 +20,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import torch
-from annotated_types import Gt, Lt
+from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.upper_optimizers.schedule import Auto, accuracies, descend, first_step, step_metrics
+from blt_builtins.upper_optimizers.schedule import (
+    TOO_SHORT,
+    ZERO,
+    Auto,
+    Fraction,
+    accuracies,
+    descend,
+    first_step,
+    is_lost,
+    step_metrics,
+)
 from bltoolbox.plugin import (
     Accuracy,
     HypergradientResult,
@@ -35,8 +44,6 @@ from bltoolbox.plugin import (
     Value,
     theta_norm,
 )
-
-Fraction = Annotated[float, Gt(0), Lt(1)]
 
 
 class MAID(UpperOptimizer):
@@ -103,7 +110,8 @@ class MAID(UpperOptimizer):
                     break
                 trials += 1
             if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
-                return Step(dict(theta), state, result.value.value, finished=reason)
+                value = result.value
+                return Step(dict(theta), state, value.value, finished=reason, penalty=value.penalty)
             tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
         moved, value, alpha, tried = found
         oracle.accept(value)
@@ -121,7 +129,7 @@ class MAID(UpperOptimizer):
             "tol": self.loosen * tol,
             "adjoint_tol": self.loosen * adjoint_tol,
         }
-        return Step(moved, after, value.value, metrics)
+        return Step(moved, after, value.value, metrics, penalty=value.penalty)
 
     def _line_search(
         self, theta: Theta, oracle: Oracle, alpha: float, trials: int, result: HypergradientResult, tol: float
@@ -141,10 +149,7 @@ def _exhausted(
 ) -> str | None:
     """Why tightening the accuracies cannot help any more, or None."""
     if length == 0 and not result.bound:
-        return "converged: the hypergradient is zero"
+        return ZERO
     if result.at_floor:
         return "converged-to-precision: the accuracy this step needs is below the floor of the dtype"
-    precision = torch.finfo(next(iter(theta.values())).dtype).eps
-    if accurate and alpha * length < precision * theta_norm(theta.values()):
-        return "converged-to-precision: no step that changes θ decreases the loss"
-    return None
+    return TOO_SHORT if accurate and is_lost(theta, alpha * length) else None
