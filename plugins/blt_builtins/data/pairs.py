@@ -15,7 +15,9 @@ range. Complex numbers become pairs of channels, real parts first. An array of t
 C×H×W, or as H×W×C if it has 1 or 3 channels there.
 
 When to choose it: for measurements of a real instrument. For measurements simulated from images use `folder` or
-`array`. Where true images do not exist, leave `clean` out and choose an upper loss that needs none. Or let `clean` be a second
+`array`.
+
+Where true images do not exist, leave `clean` out and choose an upper loss that needs none. Or let `clean` be a second
 noisy image of each scene: where its noise is independent and has mean zero, the expected squared error has the same
 minimiser (Noise2Noise). Metrics then compare with noisy targets, so evaluate on true images if you can.
 
