@@ -18,9 +18,10 @@ from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import BltError, NumericalError
-from bltoolbox.restoration.metrics import UNIT, Range, measurable, measure, pick, values_in
+from bltoolbox.restoration.metrics import DECIDING, LOSS, UNIT, ImageMetric, Range, measure, pick, values_in
+from bltoolbox.restoration.roles import Sample
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import Variational
+from bltoolbox.restoration.variational import BoundOperator, ImageLower, Variational, VariationalAt
 from bltoolbox.runs.metric import Metric
 
 
@@ -122,11 +123,11 @@ def evaluate(
         raise BltError(
             f"the model is for images with {values_in(problem.range)}, but these have {values_in(samples.range)}"
         )
-    at = problem.at(theta, samples.shape)
     positions = range(len(samples)) if positions is None else positions
     mine = range(ranks.rank, len(positions), ranks.size)
     images: dict[int, Restored] = {}
-    wanted = measurable(pick(metrics), samples.has_truth)
+    wanted = problem.measurable(pick(metrics, DECIDING), samples)
+    views = _views(problem, theta, samples, wanted, keep)
     distance = absolute(tol, problem)
 
     def work() -> dict[str, Any]:
@@ -136,19 +137,20 @@ def evaluate(
         with allowed(), detached():
             for first in range(0, len(mine), chunk):
                 places = mine[first : first + chunk]
-                sample = samples.batch([positions[place] for place in places])
-                x_true, lower = sample.truth, at.on(sample.y, sample.context)
-                solution = solve_cold(solver, lower, distance, limit)
-                start = lower.start()
-                if x_true is not None:
+                for view in views:
+                    sample = view.samples.batch([positions[place] for place in places])
+                    lower = view.at.on(sample.y, sample.context)
+                    solution, start = solve_cold(solver, lower, distance, limit), lower.start()
                     for values, x in ((before, start), (after, solution.x)):
-                        for name, more in measure(wanted, x, x_true, samples.range).items():
+                        for name, more in view.measure(sample, lower, x).items():
                             values[name] += more
-                iterations += int(solution.iterations.sum())
-                rows = [start, solution.x] + ([] if x_true is None else [x_true])
-                for place, *row in zip(places, *rows, strict=True):
-                    if place < keep:
-                        images[place] = Restored(*(image.cpu().contiguous() for image in row))
+                    iterations += int(solution.iterations.sum())
+                    if view is not views[0]:
+                        continue
+                    rows = [start, solution.x] + ([] if sample.truth is None else [sample.truth])
+                    for place, *row in zip(places, *rows, strict=True):
+                        if place < keep:
+                            images[place] = Restored(*(image.cpu().contiguous() for image in row))
         return {"before": before, "after": after, "iterations": iterations}
 
     parts = ranks.each("evaluation", work)
@@ -173,6 +175,40 @@ def absolute(tol: float, problem: Variational) -> float:
     """A tolerance of images in [0, 1], for images in the range of a problem."""
     low, high = problem.range
     return tol * (high - low)
+
+
+@dataclass(frozen=True)
+class _View:
+    """The samples with the measurements that some metrics are about, and the problem to restore them with."""
+
+    at: VariationalAt
+    samples: Samples
+    metrics: tuple[ImageMetric, ...]
+
+    def measure(self, sample: Sample, lower: ImageLower, x: Tensor) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        if of_images := [metric for metric in self.metrics if metric != LOSS]:
+            assert sample.truth is not None
+            found |= measure(of_images, x, sample.truth, self.samples.range)
+        if LOSS in self.metrics:
+            upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
+            found[LOSS.name] = upper.value(x).tolist()
+        return found
+
+
+def _views(
+    problem: Variational, theta: Theta, samples: Samples, metrics: tuple[ImageMetric, ...], keep: int
+) -> list[_View]:
+    """One, unless the loss splits measurements: then it is measured as in training, and everything else of the
+    measurements as they are."""
+    trained = problem.at(theta, samples.shape)
+    if samples.as_in_training is samples:
+        return [_View(trained, samples, metrics)]
+    views = [_View(trained, samples.as_in_training, (LOSS,))] if LOSS in metrics else []
+    others = tuple(metric for metric in metrics if metric != LOSS)
+    if others or keep:
+        views.insert(0, _View(problem.restoring.at(theta, samples.shape), samples, others))
+    return views
 
 
 def _in_order(parts: Sequence[Sequence[float]]) -> list[float]:

@@ -102,7 +102,7 @@ class Model(Shown):
             raise BltError(
                 f"the operator needs context: {error}; give one row for each measurement"
             ) from error
-        at = self.problem.at(self.theta, shape)
+        at = self.problem.restoring.at(self.theta, shape)
         tol = absolute(self.recipe.evaluation_tol, self.problem) if tol is None else tol
         x = solve_cold(self.solver, at.on(batch, rows), tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype

@@ -115,7 +115,7 @@ class Restorer:
             raise BltError(f"tile {self.tile} is not a positive number of pixels")
         self.channels = model.channels
         try:
-            self.problem, self.side, self.margin = self._prepare(model.problem)
+            self.problem, self.side, self.margin = self._prepare(model.problem.restoring)
         except KeyError as error:
             raise BltError(
                 f"operator {model.recipe.operator.name!r} needs {error} of each measurement, so it cannot restore"

@@ -11,7 +11,7 @@ need not know.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -26,6 +26,7 @@ from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
+from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
@@ -70,6 +71,20 @@ class Variational(Problem):
     def noise_level(self) -> float | None:
         """The standard deviation of the noise; None where it has none or is not known."""
         return None if self.noise is None else self.noise.level
+
+    @cached_property
+    def restoring(self) -> Variational:
+        """The problem for measurements as they are: where a loss that splits them has trained R at a higher noise
+        level, R is carried back to theirs, if the data term allows it."""
+        gain = self.upper_loss.noise_gain
+        if gain == 1 or not self.data_term.rescales:
+            return self
+        return replace(self, regularizer=Rescaled(self.regularizer, 1 / gain))
+
+    def measurable(self, metrics: Iterable[ImageMetric], samples: Samples) -> tuple[ImageMetric, ...]:
+        """The metrics that can be measured of samples, whose true images may not be known."""
+        without = not self.upper_loss.needs_truth
+        return tuple(one for one in metrics if samples.has_truth or (without and not one.needs_truth))
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
@@ -170,7 +185,7 @@ class VariationalTasksAt:
     def on(self, ids: Sequence[int]) -> tuple[ImageLower, Upper]:
         sample = self.samples.batch(ids)
         lower = self.at.on(sample.y, sample.context, ids)
-        upper = self.at.problem.upper_loss.bind(sample, lower.forward)
+        upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
         return lower, LearnedForward(upper, sample, lower) if split(self.at.theta, "operator") else upper
 
 
@@ -210,7 +225,7 @@ class LearnedForward(Upper):
         names = join(operator=split(self.lower.theta, "operator"))
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in names.items()}
-            forward = self.lower.at_theta({**self.lower.theta, **leaves}).forward
+            forward = BoundOperator(self.lower.at_theta({**self.lower.theta, **leaves}))
             bound = self.lower.problem.upper_loss.bind(self.sample, forward)
             total = (weights * bound.value(x.detach())).sum()
         through = gradients_of(total, leaves)
@@ -490,6 +505,26 @@ class ImageLower(Lower):
         return (
             _HalfQuadratic(self) if offers("majorant") and self.problem.data_term.offers("majorant") else None
         )
+
+
+@dataclass(frozen=True)
+class BoundOperator:
+    """A_θ of the samples of a lower level: the ``Forward`` of a loss."""
+
+    lower: ImageLower
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.lower.forward(x)
+
+    def adjoint(self, t: Tensor) -> Tensor:
+        return self.lower.backward(t)
+
+    @property
+    def squared_norm(self) -> Bound:
+        return self.lower.at.spectrum(self.lower.context)[1]
+
+    def take(self, index: Tensor) -> BoundOperator:
+        return BoundOperator(self.lower.take(index))
 
 
 @dataclass(frozen=True)

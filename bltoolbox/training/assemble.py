@@ -26,7 +26,7 @@ from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.from_recipe import build, build_problem, measured, refusal
-from bltoolbox.restoration.metrics import deciding, measurable, values_in
+from bltoolbox.restoration.metrics import ImageMetric, deciding, values_in
 from bltoolbox.restoration.model import read_range, read_theta
 from bltoolbox.restoration.roles import Data, UpperLoss
 from bltoolbox.restoration.samples import Samples
@@ -87,10 +87,10 @@ def assemble(
             recipe.regularizer.name,
             recipe.operator.name,
         )
-    if ranks.first and validation is not None and not measurable([metric], validation.has_truth):
+    if ranks.first and validation is not None and not problem.measurable([metric], validation):
         log.warning(
-            "%s of the held-out images cannot be measured without true images: the last θ is kept; set"
-            " validation.count: 0 to train on all images",
+            "%s of the held-out images cannot be measured without true images, so the last θ is kept; set"
+            " validation.metric: loss to choose by the loss, or validation.count: 0 to train on all images",
             metric.label,
         )
     oracle = BilevelOracle(
@@ -107,7 +107,7 @@ def assemble(
         ranks=ranks,
     )
     _refuse_certified(recipe, oracle, theta)
-    baseline = _baseline(recipe, registry, problem, train)
+    baseline = _baseline(recipe, registry, problem, train, metric)
     loggers = [Guarded(block.name, _logger(recipe, block, registry)) for block in recipe.loggers]
     return Experiment(
         recipe=recipe,
@@ -197,17 +197,9 @@ def _samples(
 
 
 def _refuse_without_truth(recipe: Recipe, registry: Registry, loss: UpperLoss, data: Data) -> None:
-    """Refuse what compares with true images where there are none."""
-    if data.offers("clean"):
-        return
-    if loss.needs_truth:
+    """Refuse a loss that compares with true images where there are none."""
+    if loss.needs_truth and not data.offers("clean"):
         raise refusal(recipe, "upper_loss", without_truth(recipe.upper_loss.name, recipe.data.name, registry))
-    if recipe.baseline is not None:
-        raise refusal(
-            recipe,
-            "baseline",
-            f"a baseline is tuned on true images, which {recipe.data.name!r} does not have",
-        )
 
 
 def _refuse_overlap(recipe: Recipe, data: Data, evaluation: Data) -> None:
@@ -297,10 +289,17 @@ def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tens
 
 
 def _baseline(
-    recipe: Recipe, registry: Registry, problem: Variational, train: Samples
+    recipe: Recipe, registry: Registry, problem: Variational, train: Samples, metric: ImageMetric
 ) -> tuple[Variational, dict[str, Tensor]] | None:
     if recipe.baseline is None:
         return None
+    if not problem.measurable([metric], train):
+        raise refusal(
+            recipe,
+            "baseline",
+            f"a baseline is tuned by {metric.label}, which cannot be measured without true images; set"
+            " validation.metric: loss, or leave the baseline out",
+        )
     regularizer = build(recipe, "baseline", registry)
     theta = join(regularizer=regularizer.init_params(train.shape, keyed_generator("theta", recipe.seed)))
     if (size := sum(value.numel() for value in theta.values())) > 2:

@@ -26,7 +26,7 @@ from bltoolbox.bilevel.tensors import detached
 from bltoolbox.distributed.ranks import RankFailed, RankLost
 from bltoolbox.errors import BudgetExhausted, NumericalError, explain, refusing_misfits
 from bltoolbox.restoration.evaluation import Evaluation, evaluate
-from bltoolbox.restoration.metrics import ImageMetric, measurable
+from bltoolbox.restoration.metrics import ImageMetric
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.restoration.samples import Samples
@@ -381,7 +381,7 @@ class _Run:
 
     def _measure(self, samples: Samples | None) -> float | None:
         """The mean of the deciding metric with the current θ; None where it cannot be measured."""
-        if samples is None or not measurable([self.experiment.metric], samples.has_truth):
+        if samples is None or not self.experiment.problem.measurable([self.experiment.metric], samples):
             return None
         return self._restore(self.experiment.problem, self.theta, samples).mean()
 

@@ -149,6 +149,7 @@ class TestRuns:
         recipe = recipe_from_dict(_settings(folder), registry=registry)
         assemble(recipe, registry)
         assert "PSNR of the held-out images cannot be measured without true images" in caplog.text
+        assert "validation.metric: loss" in caplog.text
 
     def test_in_python(self, folder: Path) -> None:
         registry = load_registry([folder / "losses.py"])
@@ -166,6 +167,43 @@ class TestRuns:
         assert figure is not None and len(figure.axes) == 2 * 3
         assert "#5" in evaluation_html(evaluation) and "mean" not in evaluation_html(evaluation)
         assert "PSNR" not in result_html(result)
+
+
+class TestChoosingByTheLoss:
+    """With a loss that needs no truth, the metric may be that loss."""
+
+    def settings(self, folder: Path, **sections: object) -> dict[str, object]:
+        loss = {"name": "recorrupted", "sigma": 0.1}
+        validation = {"count": 2, "checks": 2, "metric": "loss"}
+        return _settings(folder, upper_loss=loss, validation=validation, **sections)
+
+    def test_the_best_theta_is_kept(self, folder: Path) -> None:
+        result = assemble(recipe_from_dict(self.settings(folder))).run()
+        assert result.metric.name == "loss" and result.validation is not None
+        assert result.evaluation is not None and [one.name for one in result.evaluation.metrics] == ["loss"]
+        assert len(result.evaluation.after["loss"]) == 3
+        assert all(image.x_true is None for image in result.evaluation.images)
+        figures = result.as_dict()
+        assert figures["loss_after"] == result.evaluation.mean() and "psnr_after" not in figures
+        assert restored(result) is not None
+
+    def test_a_baseline_is_tuned_by_it(self, folder: Path) -> None:
+        result = assemble(recipe_from_dict(self.settings(folder, baseline={"name": "tv"}))).run()
+        assert result.baseline is not None and result.baseline.mean("loss") is not None
+
+    def test_a_loss_that_needs_truth_is_not_measured_without(self, folder: Path) -> None:
+        """Trained with true images, and evaluated on data without."""
+        pairs = {
+            "name": "pairs",
+            "measured": str(folder / "low.npy"),
+            "clean": str(folder / "clean.npy"),
+            "count": 5,
+        }
+        validation = {"count": 1, "metric": "loss", "evaluation": True}
+        settings = _settings(folder, upper_loss="squared-error", data=pairs, validation=validation)
+        result = assemble(recipe_from_dict(settings)).run()
+        assert result.validation is not None
+        assert result.evaluation is not None and result.evaluation.metrics == ()
 
 
 class TestCommands:
@@ -253,5 +291,8 @@ class TestRefusals:
     def test_a_baseline_is_tuned_on_truth(self, folder: Path) -> None:
         registry = load_registry([folder / "losses.py"])
         recipe = recipe_from_dict(_settings(folder, baseline={"name": "tv"}), registry=registry)
-        with pytest.raises(RecipeError, match="baseline: a baseline is tuned on true images"):
+        with pytest.raises(
+            RecipeError,
+            match="baseline: a baseline is tuned by PSNR, which cannot be measured without true images",
+        ):
             assemble(recipe, registry)
