@@ -42,13 +42,13 @@ def evaluate(
 
     For example: blt evaluate runs/denoise/2026-01-31_12-00-00 evaluation='{name: array, path: test.npy}'
     """
-    from bltoolbox.restoration.metrics import pick_listed
+    from bltoolbox.restoration.metrics import DECIDING, pick_listed
 
     targets, overrides = split_overrides(arguments)
     if len(targets) != 1:
         raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
-    metrics = pick_listed(metric)
+    metrics = pick_listed(metric, DECIDING)
     found = _measure(targets[0], overrides, metrics, registry)
     if as_json:
         print_json(

@@ -72,7 +72,9 @@ def test_mean_and_variance_are_those_of_the_closed_forms(name: str, value: float
 @pytest.mark.parametrize(("name", "level"), [("gaussian", 0.1), ("uniform", 0.3 / 12**0.5), ("none", 0.0)])
 def test_levels(name: str, level: float) -> None:
     assert NOISES[name].level == pytest.approx(level)
-    others = {other: one.level for other, one in NOISES.items() if MOMENTS[other](0.2)[1] != MOMENTS[other](0.9)[1]}
+    others = {
+        other: one.level for other, one in NOISES.items() if MOMENTS[other](0.2)[1] != MOMENTS[other](0.9)[1]
+    }
     assert set(others.values()) == {None}
 
 
@@ -160,7 +162,12 @@ def _mask(operator: Operator, y: Tensor) -> Tensor:
 
 def test_gaussian_noise_of_one_sample_is_what_its_generator_draws() -> None:
     samples = Samples(
-        Images(smooth_images(2, SHAPE)), Identity(), Gaussian(0.1), seed=7, dtype=torch.float64, stream="train"
+        Images(smooth_images(2, SHAPE)),
+        Identity(),
+        Gaussian(0.1),
+        seed=7,
+        dtype=torch.float64,
+        stream="train",
     )
     sample = samples.batch([1])
     assert sample.truth is not None
