@@ -236,7 +236,7 @@ class Regularizer(Parametric):
     def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
         """∂_θ⟨∇R_θ(x), q⟩ of each sample separately: every entry has a leading sample dimension; differentiable in q.
 
-        Only error bounds need it; one backward pass per sample unless overridden.
+        Only error bounds need it; one backward pass per sample unless overridden. Receives θ itself, not prepared.
         """
         return rows_of(lambda leaves: self.pairing(self.prepare(leaves), x, q), theta)
 

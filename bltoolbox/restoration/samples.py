@@ -30,7 +30,7 @@ from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.roles import Data, Noise, Operator, Sample, UpperLoss
 
 #: ITU-R BT.601 luma.
-_LUMA = (0.299, 0.587, 0.114)
+LUMA = (0.299, 0.587, 0.114)
 #: Bytes of measurements that are kept on the host.
 _KEPT = 2**28
 
@@ -77,9 +77,8 @@ class Samples:
         self.stream = stream
         self.dtype = dtype
         self.device = torch.device(device)
-        self.operator_theta = {
-            name: value.double().cpu() for name, value in dict(operator_theta or {}).items()
-        }
+        exact = {name: value.double().cpu() for name, value in (operator_theta or {}).items()}
+        self.operator_theta = operator.prepare(exact)
         self.ids = range(len(data)) if ids is None else ids
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="blt-images") if workers else None
         self.recorded = data.offers("measured")
@@ -167,7 +166,7 @@ class Samples:
 
     def _in_color(self, images: Tensor) -> Tensor:
         if self.color == "gray" and images.ndim == 4 and images.shape[1] == 3:
-            return torch.einsum("bchw,c->bhw", images, images.new_tensor(_LUMA)).unsqueeze(1)
+            return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA)).unsqueeze(1)
         return images
 
     def _read(self, read: Callable[[Sequence[int]], Tensor], ids: Sequence[int]) -> Tensor:

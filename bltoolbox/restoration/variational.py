@@ -104,6 +104,13 @@ class Variational(Problem):
         theta = {name: ordinary(value) for name, value in theta.items()}
         return VariationalAt(self, theta, tuple(shape), counter or Counter())
 
+    def image_shape(self, theta: Theta, y: Tensor) -> tuple[int, ...]:
+        """The shape (C, H, W) of the images behind measurements y; a ValueError if they cannot be treated."""
+        shape = tuple(self.operator.start(y, prepare(self, theta)["operator"], {}).shape[1:])
+        if misfit := self.check(shape):
+            raise ValueError(misfit[1])
+        return shape
+
     def check(self, shape: Sequence[int]) -> tuple[str, str] | None:
         """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
         for role, part in self.parts.items():
