@@ -44,16 +44,16 @@ def evaluate(
 
     For example: blt evaluate runs/denoise/2026-01-31_12-00-00 evaluation='{name: array, path: test.npy}'
     """
-    from bltoolbox.restoration.metrics import pick_listed
+    from bltoolbox.restoration.metrics import DECIDING, pick_listed
 
     targets, overrides = split_overrides(arguments)
     if len(targets) != 1:
         raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
-    found = _measure(targets[0], overrides, pick_listed(metric), registry)
+    found = _measure(targets[0], overrides, pick_listed(metric, DECIDING), registry)
     if not (metrics := found.metrics):
         raise UsageError(
-            "the true images of the evaluation data are not known, so that nothing can be measured"
+            "the true images of the evaluation data are not known, so that nothing can be measured; use --metric loss"
         )
     if as_json:
         print_json(

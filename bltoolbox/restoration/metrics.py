@@ -103,9 +103,9 @@ def pick(names: Iterable[str], among: Mapping[str, ImageMetric] = METRICS) -> tu
     return tuple(among[name] for name in names)
 
 
-def pick_listed(names: str) -> tuple[ImageMetric, ...]:
+def pick_listed(names: str, among: Mapping[str, ImageMetric] = METRICS) -> tuple[ImageMetric, ...]:
     """Metrics as a command line lists them: ``psnr,ssim``."""
-    return pick(name.strip() for name in names.split(","))
+    return pick((name.strip() for name in names.split(",")), among)
 
 
 def values_in(span: Range) -> str:
