@@ -2,8 +2,8 @@
 
 ``Popen`` replaces ``subprocess.Popen`` in tests, for commands that begin with ``BLT``. The new process is a child of
 its caller like any other, with its own standard streams, folder, environment, command line, signals and exit code. Only
-its modules are already imported, and its figures are sketches. Other commands, commands on a terminal, and commands with
-variables that Python or torch read at startup are started as usual, and so is everything outside Linux.
+its modules are already imported, and its figures are sketches. Other commands, commands on a terminal, commands with
+variables that Python or torch read at startup, and everything outside Linux are started as usual.
 
 The server is this file, run as a script. It forks twice and ends the process in the middle; the caller adopts
 orphans at that moment and so becomes the parent of the new process.

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import preloaded
 import pytest
@@ -22,26 +20,14 @@ import os, sys
 from pathlib import Path
 def seen(path):
     return [part.decode() for part in Path(path).read_bytes().rstrip(b"\\0").split(b"\\0")]
-def _open():
+def numbers():
     return sorted(int(one) for one in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{one}"))
 own = sorted(line for line in seen("/proc/self/environ") if line.startswith("OWN="))
 print(os.getcwd(), sys.argv[1:], sys.orig_argv[1:], seen("/proc/self/cmdline")[1:], own, os.environ["OWN"])
-print(os.getppid(), os.getpgid(0) == os.getpid(), sys.stdin.read(), _open(), sys.path[0], file=sys.stderr)
+print(os.getppid(), os.getpgid(0) == os.getpid(), sys.stdin.read(), numbers(), sys.path[0], file=sys.stderr)
 def bltoolbox_components():
     return []
 """
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(params=["forked", "new"])
-def popen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways; a command that is not forked where it should be fails."""
-    if request.param == "new":
-        request.getfixturevalue("new_processes")
-    else:
-        monkeypatch.setattr(preloaded, "_START", None, raising=False)
-    return request.param
 
 
 def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path) -> None:
@@ -63,3 +49,43 @@ def test_a_fork_sees_what_a_new_process_sees(tmp_path: Path) -> None:
     forked, new = said
     assert forked == new
     assert forked[2] == 0 and str(os.getpid()) in forked[1] and "input" in forked[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_fork_is_a_child_that_signals_reach(number: signal.Signals, tmp_path: Path) -> None:
+    command = [
+        *BLT,
+        "run",
+        "smoke",
+        "budget={steps: 100000}",
+        "evaluation=",
+        "-q",
+        "-o",
+        str(tmp_path / "run"),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    lines = tmp_path / "run" / "metrics.jsonl"
+    while not (lines.exists() and lines.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == (143 if number == signal.SIGTERM else -number)
+
+
+def test_what_is_read_while_python_starts_needs_a_new_process() -> None:
+    server = preloaded._server()
+    assert server is not None
+    streams = [0, 1, 2]
+    assert server.can(os.environ | {"BLT_CACHE": "other", "PYTHONPATH": "other"}, streams)
+    for variables in (
+        {"OMP_NUM_THREADS": "2"},
+        {"PYTHONUTF8": "0"},
+        {"LC_ALL": "C"},
+        {"MALLOC_ARENA_MAX": "1"},
+    ):
+        assert not server.can(os.environ | variables, streams)
+    ours, theirs = os.openpty()
+    assert not server.can(os.environ, [ours, 1, 2])
+    os.close(ours)
+    os.close(theirs)
