@@ -108,6 +108,11 @@ def pick_listed(names: str, among: Mapping[str, ImageMetric] = METRICS) -> tuple
     return pick((name.strip() for name in names.split(",")), among)
 
 
+def values_in(span: Range) -> str:
+    """For messages: ``values from 0 to 4095``."""
+    return "values from {:g} to {:g}".format(*span)
+
+
 def deciding(recipe: Recipe) -> ImageMetric:
     """The metric by which a recipe chooses θ; a name that is not in the table is a problem of the recipe."""
     try:

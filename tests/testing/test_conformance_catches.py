@@ -668,7 +668,7 @@ WRONG = {
     "data in 0 … 255": (
         "data",
         "def clean(self, ids): return 255 * super().clean(ids)",
-        "images are float32 in [0, 1]",
+        "images are float32 in their range",
         "divide by 255",
     ),
     "random crops": (
