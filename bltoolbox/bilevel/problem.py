@@ -56,6 +56,19 @@ class Upper(ABC):
         """Σ_i weights_i ∂_θ g_i(x_i, θ) by parameter; nothing where g does not depend on θ."""
         return {}
 
+    @property
+    def depends_on_theta(self) -> bool:
+        """Whether g has a derivative in θ besides that through x."""
+        return type(self).theta_gradient is not Upper.theta_gradient
+
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        """∂_θ g_i(x_i, θ) of each task by itself, with a leading task dimension; nothing where there is none."""
+        if not self.depends_on_theta:
+            return {}
+        tasks = torch.arange(len(x), device=x.device).split(1)
+        rows = [self.take(task).theta_gradient(x[task], x.new_ones(1)) for task in tasks]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
     @abstractmethod
     def take(self, index: Tensor) -> Upper:
         """The same for some of the tasks."""

@@ -207,6 +207,8 @@ class Value:
     iterations: float
     #: How many samples ended in a status other than converged, by its name.
     short: Mapping[str, int] = field(default_factory=dict)
+    #: P(θ), which value and bounds contain; None where the problem has no penalty.
+    penalty: float | None = None
     #: The solutions by sample id, until they are accepted as warm starts.
     trial: Any = field(default=None, repr=False, compare=False)
 
@@ -237,6 +239,9 @@ class HypergradientResult:
     loss_scale: float = 1.0
     #: For the log: mean and maximum over samples of the distance to the minimiser and of the error bound.
     certificate: Mapping[str, float | str] = field(default_factory=dict)
+    #: What the sampler ``wants``, by its name: one number per sample in the order of the batch, float64 on the CPU,
+    #: the same on all ranks; nothing where no sampler observes.
+    seen: Rows = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -249,3 +254,5 @@ class Step:
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     #: A sentence if the optimizer has nothing left to do.
     finished: str | None = None
+    #: ``Value.penalty`` of the value that is the loss, so that it can be logged separately.
+    penalty: float | None = None

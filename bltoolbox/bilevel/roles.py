@@ -77,7 +77,8 @@ class Parametric(Role):
         return {}
 
     def prepare(self, theta: Theta) -> Theta:
-        """θ with quantities derived from it once and used often; every other method receives the result.
+        """θ with quantities derived from it once and used often; every other method receives the result, except
+        ``project`` and ``penalty``, which receive θ itself.
 
         It must contain the entries of θ under their names, and be differentiable in them.
         """
@@ -100,7 +101,10 @@ class Parametric(Role):
         return dict(gradient)
 
     def penalty(self, theta: Theta) -> Tensor | None:
-        """P(θ), a differentiable scalar that is added to f; None for none."""
+        """P(θ), a differentiable scalar in the dtype of θ that is added to f once, not per sample; None for none.
+
+        It is not multiplied by the ``scale`` of the loss.
+        """
         return None
 
 
@@ -130,7 +134,7 @@ class Problem(Role):
         return dict(gradient)
 
     def penalty(self, theta: Theta) -> Tensor | None:
-        """P(θ), a differentiable scalar that is added to f; None for none."""
+        """P(θ), a differentiable scalar that is added to f once, not per task; None for none."""
         return None
 
 
@@ -211,8 +215,9 @@ class Sampler(Role):
 
     kind = "sampler"
     full: ClassVar[bool] = False
-    #: What ``observe`` receives about each sample: its ``loss``, the ``slope`` ‖∇g‖ or the ``gradient`` norm ‖z_i‖.
-    wants: ClassVar[str] = "loss"
+    #: What ``observe`` receives about each sample: its ``loss`` g_i, the ``slope`` ‖∇g_i‖ or the ``gradient`` norm
+    #: ‖z_i‖, which costs a mixed derivative per sample and an estimator with an adjoint. An option may set it.
+    wants: str = "loss"
 
     @abstractmethod
     def init(self, m: int, seed: int) -> dict[str, Any]:
@@ -223,7 +228,12 @@ class Sampler(Role):
         """A batch of ids and weights, and the next state."""
 
     def observe(self, state: Mapping[str, Any], batch: Batch, seen: Rows) -> dict[str, Any]:
-        """The state after a step has seen what ``wants`` names of every sample of the batch; unchanged by default."""
+        """The state after a successful step; ``state`` is what ``next`` returned with the batch.
+
+        ``seen[wants]`` has one number per sample in the order of the batch (float64, on the CPU), from the last
+        hypergradient of the step: where a method asks for several, that is the most accurate one, at the θ from which
+        the step was taken. It is the same on all ranks and after a resume. Not called for failed steps.
+        """
         return dict(state)
 
 

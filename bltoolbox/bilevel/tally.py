@@ -60,8 +60,11 @@ class Tally:
     certificate: dict[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
-    def solved(self, chunk: Chunk, solution: Solution, mu: Tensor) -> None:
-        """Values of one chunk, and their bounds where ``mu``, known or estimated, is positive."""
+    def solved(self, chunk: Chunk, solution: Solution, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of one chunk, and their bounds where ``mu``, known or estimated, is positive.
+
+        Returns g_i and ‖∇g_i‖ of each sample.
+        """
         convex = mu > 0
         epsilon = torch.where(convex, solution.residual / mu, 0.0).double()
         value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
@@ -85,6 +88,7 @@ class Tally:
             if status is not Status.CONVERGED:
                 name = status.name.lower()
                 self.short[name] = self.short.get(name, 0) + 1
+        return value, slope
 
     def differentiated(self, estimate: Estimate) -> None:
         """How the adjoint systems of one chunk went."""

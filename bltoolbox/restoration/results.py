@@ -30,6 +30,8 @@ class Check:
     evaluation: float | None = None
     #: Whether no θ before was better on the held-out images.
     best: bool = False
+    #: P(θ); None where no component has a penalty.
+    penalty: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for checks.jsonl, which describes the metric that it names."""
@@ -37,6 +39,7 @@ class Check:
             "step": self.step,
             "computations": self.computations,
             **self.figures(),
+            **({} if self.penalty is None else {"penalty": self.penalty}),
             "best": self.best,
             "metric": self.metric.as_dict(),
         }
@@ -54,7 +57,8 @@ class Check:
         said = ", ".join(
             f"{name} {closer.label} {closer.show(value)}" for name, value in parts if value is not None
         )
-        return f"step {self.step}: {said or 'θ kept'}" + (" (best so far)" if self.best else "")
+        penalty = "" if self.penalty is None else f", penalty {self.penalty:.6g}"
+        return f"step {self.step}: {said or 'θ kept'}{penalty}" + (" (best so far)" if self.best else "")
 
 
 @dataclass(frozen=True, repr=False)

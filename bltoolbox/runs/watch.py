@@ -27,6 +27,7 @@ _RECENT = 0.25
 #: Figures of the last step that are shown, where available.
 _FIGURES = (
     "batch",
+    "penalty",
     "step_size",
     "tol",
     "adjoint_tol",

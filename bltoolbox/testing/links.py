@@ -6,6 +6,7 @@ a wrong gradient is not also blamed on the Hessian and on the mixed derivative, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,18 +15,22 @@ from torch import Tensor
 from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Ask, Estimate, Solution, Theta
+from bltoolbox.bilevel.roles import Problem
 from bltoolbox.bilevel.tensors import dot, expand, norm
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing.checks.base import normal
-from bltoolbox.testing.checks.numerics import best_difference
+from bltoolbox.testing.checks.numerics import best_difference, shifted
 from bltoolbox.testing.reference import energy_gradient, true_residual
 
-LOWER, LINEAR, MIXED = "lower level", "linear system", "mixed derivative"
+LOWER, LINEAR, MIXED, LOSS, PENALTY = "lower level", "linear system", "mixed derivative", "loss", "penalty"
 #: Relative errors of derivatives that are accepted.
 GRADIENT, HESSIAN, THETA = 1e-5, 1e-3, 1e-3
+#: Differences of a derivative that rounding explains, relative to the size of the function.
+ROUNDING = 1e-9
 #: By which residuals may miss their tolerance, the recipe's own limits being tight for it.
 SLACK = 10.0
 
@@ -86,6 +91,51 @@ def hypergradient_links(
         _mixed(lower, reference, q, prior),
     )
     return links, estimate.gradient
+
+
+def loss_link(bind: Callable[[Theta], Upper], theta: Theta, x: Tensor, weights: Tensor) -> Link | None:
+    """∂_θg at fixed x, ``bind`` giving the loss at another θ; None where the loss does not depend on θ."""
+    claimed = bind(theta).theta_gradient(x, weights)
+    mine, quotient, error = _in_theta(lambda moved: weights @ bind(moved).value(x), theta, claimed)
+    if mine == quotient == 0:
+        return None
+    sentence = (
+        f"the derivative of the loss in θ at fixed x is {mine:.6g} along a random direction, and {quotient:.6g} by"
+        " differences; look at theta_gradient() of the loss"
+    )
+    return Link(LOSS, "∂_θg against differences in θ", error, THETA, sentence)
+
+
+def penalty_link(problem: Problem, theta: Theta) -> Link | None:
+    """∇P; None where there is no penalty."""
+    value, claimed = penalty_gradient(problem, theta)
+    if value is None:
+        return None
+
+    def penalty(moved: Theta) -> Tensor:
+        return torch.tensor(penalty_at(problem, moved), dtype=torch.float64)
+
+    mine, quotient, error = _in_theta(penalty, theta, claimed)
+    sentence = (
+        f"the derivative of the penalty is {mine:.6g} along a random direction, and {quotient:.6g} by differences;"
+        " compute penalty() from θ with torch operations, without detach or .item()"
+    )
+    return Link(PENALTY, "∇P against differences of P", error, THETA, sentence)
+
+
+def _in_theta(
+    function: Callable[[Theta], Tensor], theta: Theta, claimed: Theta
+) -> tuple[float, float, float]:
+    """The derivative along a random direction as claimed and by differences, and their relative distance."""
+    d = {
+        name: normal(*value.shape, seed=70 + k) / max(value.numel(), 1) ** 0.5
+        for k, (name, value) in enumerate(theta.items())
+    }
+    mine = torch.tensor(inner(claimed, d), dtype=torch.float64)
+    quotient, error = best_difference(lambda t: function(shifted(theta, d, t)), mine)
+    if abs(float(quotient - mine)) <= ROUNDING * abs(float(function(theta))):
+        error = 0.0
+    return float(mine), float(quotient), error
 
 
 def inner(a: Theta, b: Theta) -> float:

@@ -1,17 +1,19 @@
 """Is the hypergradient of a recipe right, and if not, where does the error come from?
 
-    ⟨z, d⟩  against  (f(θ + td) − f(θ − td)) / 2t,        f(θ) = 1/n Σ ‖x̂_i(θ) − x*_i‖²  over n samples of the recipe
+    ⟨z, d⟩  against  (f(θ + td) − f(θ − td)) / 2t,        f(θ) = 1/n Σ g_i(x̂_i(θ), θ) + P(θ)  over n samples
 
 Everything is as in the recipe (operator, noise, regularizer, constraint, solver, estimator, initial θ), only in
 float64 and with tight tolerances. x̂(θ ± td) comes from a reference solver that believes energies alone, so that f is
 right even when a component's own derivatives are not. Directions: one in each block of parameters, and random ones over
 all, within what a linear constraint leaves free.
 
-Each link of z = −∂_θ⟨∇h(x̃, θ), q⟩, ∇²h q = ∇g, is then tried by itself:
+Each link of z = −∂_θ⟨∇h(x̃, θ), q⟩ + ∂_θg + ∇P, ∇²h q = ∇g, is then tried by itself:
 
 * lower level: ∇h against differences of h; the residual of x̃; its distance from the reference solution;
 * linear system: ∇²h v against differences of ∇h; the residual ‖∇g − ∇²h q‖ recomputed;
-* mixed derivative: ∂_θ⟨∇h, q⟩ against differences in θ at fixed x and q.
+* mixed derivative: ∂_θ⟨∇h, q⟩ against differences in θ at fixed x and q;
+* loss: ∂_θg against differences in θ at fixed x, where the loss depends on θ;
+* penalty: ∇P against differences of P, where there is one.
 """
 
 from __future__ import annotations
@@ -25,12 +27,21 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry
 from bltoolbox.testing.checks.base import normal
-from bltoolbox.testing.links import Link, hypergradient_links, inner, solvable, theta_size
+from bltoolbox.testing.links import (
+    Link,
+    hypergradient_links,
+    inner,
+    loss_link,
+    penalty_link,
+    solvable,
+    theta_size,
+)
 from bltoolbox.testing.reference import reference_solve
 from bltoolbox.training.assemble import assemble
 
@@ -73,7 +84,8 @@ class RecipeCheck:
     links: tuple[Link, ...]
     verdict: str
     passed: bool
-    #: Where the error comes from: ``lower level``, ``linear system``, ``mixed derivative``, ``estimator`` or nothing.
+    #: Where the error comes from: ``lower level``, ``linear system``, ``mixed derivative``, ``loss``, ``penalty``,
+    #: ``estimator`` or nothing.
     source: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +108,8 @@ class _Bench:
     def value(self, theta: Theta, start: Tensor) -> float:
         """f by the reference solver."""
         lower, upper = self.at(theta)
-        return float(self.weights @ upper.value(reference_solve(lower, start, REFERENCE)))
+        mean = float(self.weights @ upper.value(reference_solve(lower, start, REFERENCE)))
+        return mean + (penalty_at(self.oracle.problem, theta) or 0.0)
 
 
 def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> RecipeCheck:
@@ -107,6 +120,13 @@ def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> 
     if not (unsolved := solvable(lower, reference, SOLVED)).ok:
         return _conclude(recipe, len(bench.ids), (), (unsolved,), biased=False)
     links, z = hypergradient_links(bench.oracle, lower, upper, reference, bench.weights, TIGHT)
+    others = (
+        loss_link(lambda theta: bench.at(theta)[1], bench.theta, reference, bench.weights),
+        penalty_link(bench.oracle.problem, bench.theta),
+    )
+    links += tuple(link for link in others if link is not None)
+    _, direct = penalty_gradient(bench.oracle.problem, bench.theta)
+    z = {name: part + direct[name] if direct else part for name, part in z.items()}
     z = bench.oracle.problem.project_gradient(z)
     rows = tuple(_compare(bench, z, name, d, reference) for name, d in _directions(bench, z))
     biased = not bench.oracle.hypergradient.exact

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.penalty import penalty_at
 from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
 from bltoolbox.bilevel.roles import Sampler, UpperOptimizer
 from bltoolbox.bilevel.tensors import detached
@@ -258,6 +259,7 @@ class _Run:
                 self.ended = BUDGET_SPENT
                 break
             batch, sampler_state = self.experiment.sampler.next(self.sampler_state)
+            self.experiment.oracle.latest = None
             try:
                 step = self.experiment.optimizer.step(
                     self.theta, self.experiment.oracle.on(batch), self.state
@@ -298,13 +300,15 @@ class _Run:
     def _take(self, step: Step, batch: Batch, sampler_state: dict[str, Any]) -> None:
         """Move to the new θ, log the step, check the held-out images when it is time."""
         self.before, self.failures = self.theta, 0
-        self.theta, self.state, self.sampler_state = step.theta, step.state, sampler_state
+        self.theta, self.state = step.theta, step.state
+        self.sampler_state = self._observe(batch, sampler_state)
         self.steps += 1
         self.experiment.oracle.journal.clear()
         record: dict[str, Any] = {
             "step": self.steps,
             "batch": len(batch.ids),
             "loss": step.loss if len(batch.ids) else None,
+            **({} if step.penalty is None else {"penalty": step.penalty}),
             **step.metrics,
             **self.experiment.oracle.certificate,
             **self.experiment.oracle.cost.as_dict(),
@@ -320,6 +324,13 @@ class _Run:
         self.history.append(record)
         self._notify("stepped", record, self._seconds(), min(fraction, 1.0))
         self._watch_for_zeros(batch)
+
+    def _observe(self, batch: Batch, sampler_state: dict[str, Any]) -> dict[str, Any]:
+        """The state of the sampler once it has seen what the last hypergradient of the step reports."""
+        latest = self.experiment.oracle.latest
+        if latest is None or not latest.seen:
+            return sampler_state
+        return self.experiment.sampler.observe(sampler_state, batch, latest.seen)
 
     def _watch_for_zeros(self, batch: Batch) -> None:
         """Warn when the hypergradient of a step was exactly zero without cause, and stop if that persists."""
@@ -348,7 +359,8 @@ class _Run:
             if better:
                 self.best = value, self.steps, dict(self.theta)
             self.since_best = 0 if better else self.since_best + 1
-        check = Check(self.steps, experiment.oracle.cost.computations, metric, value, test, better)
+        penalty = penalty_at(experiment.problem, self.theta)
+        check = Check(self.steps, experiment.oracle.cost.computations, metric, value, test, better, penalty)
         if record is not None:
             record |= {name: value for name, value in check.figures().items() if value is not None}
         self._notify("checked", check, self.theta)

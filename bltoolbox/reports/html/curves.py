@@ -101,6 +101,7 @@ CHARTS = (
             Line("bound_max", "largest", _of("bound_max")),
         ),
     ),
+    Chart("penalty", "Penalty of θ, part of the loss", "", False, (Line("penalty", "P(θ)", _of("penalty")),)),
     Chart("steps", "Step size", "", True, (Line("step_size", "step size", _of("step_size")),)),
     Chart(
         "gradients",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Ask, Estimate, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.bilevel.tensors import norm
@@ -132,6 +134,48 @@ def finite_differences(subject: Subject) -> None:
         f"⟨z, d⟩ for a random direction d at tolerance {TIGHT:g}: expected {quotient:.8g} from central"
         f" differences of f, got {claimed:.8g}; declare exact = False if the estimate is biased by design",
     )
+
+
+@holds(KIND, "∂_θ g is part of z")
+def theta_gradient(subject: Subject) -> None:
+    bench = quadratic(subject)
+    x, _ = _closed(bench)
+    lower, weights = bench.lower(), _weights(3)
+    plain = SquaredDistance(bench.x_true.to(x))
+    learned = _Priced(plain, lower.theta)
+    found = []
+    for upper in (plain, learned):
+        ask = Ask(lower, upper, x, lower.start(), weights, Accuracy(TIGHT))
+        found.append(_flat(subject().estimate(ask).gradient))
+    expected = _flat(learned.theta_gradient(x, weights))
+    require_close(
+        found[1] - found[0],
+        expected,
+        1e-5,
+        "what ∂_θ g adds to z",
+        "add upper.theta_gradient(x, weights) to z, once and with these weights",
+    )
+
+
+@dataclass(frozen=True)
+class _Priced(Upper):
+    """∂_θ g_i = ‖x_i‖² in every parameter, besides a g that does not depend on θ."""
+
+    plain: Upper
+    theta: Theta
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.plain.value(x)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.plain.gradient(x)
+
+    def theta_gradient(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        price = (weights * norm(x).square()).sum()
+        return {name: torch.full_like(value, float(price)) for name, value in self.theta.items()}
+
+    def take(self, index: Tensor) -> _Priced:
+        return _Priced(self.plain.take(index), self.theta)
 
 
 @holds(KIND, "the error shrinks with the tolerance")

@@ -1,4 +1,4 @@
-"""Properties of regularizers: parameters, convexity, constants, majorants, constraints, images that they accept."""
+"""Properties of regularizers: initial parameters, convexity, constants, majorants, images that they accept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close
 from bltoolbox.testing.checks.numerics import (
@@ -122,39 +121,6 @@ def majorant(subject: Subject) -> None:
         )
 
 
-@holds(KIND, "project and project_gradient are projections")
-def projections(subject: Subject) -> None:
-    one = trial(subject)
-    start = one.regularizer.init_params(one.shape, keyed_generator("θ", 0))
-    _same_theta(
-        one.regularizer.project(start), start, "project(init_params(…))", "the initial θ must be admissible"
-    )
-    once = one.regularizer.project(_like(start, 31))
-    cause = "projecting twice must change nothing more"
-    _same_theta(one.regularizer.project(once), once, "project(project(θ))", cause)
-    a, b = _like(start, 32), _like(start, 33)
-    of_a, of_b = one.regularizer.project_gradient(a), one.regularizer.project_gradient(b)
-    _same_theta(one.regularizer.project_gradient(of_a), of_a, "project_gradient(project_gradient(z))", cause)
-    combined = one.regularizer.project_gradient({name: 2 * a[name] - 3 * b[name] for name in a})
-    parts = {name: 2 * of_a[name] - 3 * of_b[name] for name in a}
-    _same_theta(
-        combined, parts, "project_gradient(2a − 3b)", "it is for linear constraints; others belong in project"
-    )
-    left, right = _inner(of_a, b), _inner(a, of_b)
-    require(
-        abs(left - right) <= 1e-9 * (_inner(a, a) * _inner(b, b)) ** 0.5,
-        f"project_gradient is not symmetric: ⟨Pa, b⟩ = {left:.6g}, ⟨a, Pb⟩ = {right:.6g};"
-        " an orthogonal projection is",
-    )
-
-
-@holds(KIND, "upgrade leaves today's θ as it is")
-def upgrade_keeps(subject: Subject) -> None:
-    one = trial(subject)
-    start = one.regularizer.init_params(one.shape, keyed_generator("θ", 0))
-    _same_theta(one.regularizer.upgrade(start), start, "upgrade(θ)", "only files of earlier versions need it")
-
-
 @holds(KIND, "check speaks for the images that cannot be treated")
 def check_respected(subject: Subject) -> None:
     regularizer = subject()
@@ -194,19 +160,3 @@ def _curvatures(one: Trial) -> list[tuple[str, tuple[float, float]]]:
     quotients = dot(change, one.v) / (1e-4 * dot(one.v, one.v))
     extremes = float(quotients.min()), float(quotients.max())
     return [*found, ("a noisy image, by a difference of gradients,", extremes)]
-
-
-def _like(theta: Theta, seed: int) -> dict[str, torch.Tensor]:
-    return {name: normal(*value.shape, seed=seed + 7 * k) for k, (name, value) in enumerate(theta.items())}
-
-
-def _same_theta(found: Theta, expected: Theta, what: str, cause: str) -> None:
-    names = list(found)
-    require(set(names) == set(expected), f"{what} has the parameters {names} instead of {list(expected)}")
-    for name in names:
-        if expected[name].numel():
-            require_close(found[name], expected[name], 1e-9, f"{what}[{name!r}]", cause)
-
-
-def _inner(a: Theta, b: Theta) -> float:
-    return float(sum((a[name] * b[name]).sum() for name in a))

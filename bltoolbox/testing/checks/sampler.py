@@ -1,4 +1,7 @@
-"""Properties of samplers. Expectations are over seeds, at each of the first steps."""
+"""Properties of samplers. Expectations are over seeds, at each of the first steps.
+
+A sampler that observes is shown numbers that depend on the sample alone, orders of magnitude apart, after each draw.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,20 @@ def _start(sampler: Sampler, seed: int = 0) -> tuple[int, dict[str, Any]]:
 def _draw(sampler: Sampler, seed: int, steps: int) -> list[Batch]:
     _, state = _start(sampler, seed)
     found = []
-    for _ in range(steps):
+    for k in range(steps):
         batch, state = sampler.next(state)
+        state = _observed(sampler, state, batch, k)
         found.append(batch)
     return found
+
+
+def _observed(sampler: Sampler, state: dict[str, Any], batch: Batch, step: int) -> dict[str, Any]:
+    """The state after a step that saw something of its batch: of some samples nothing at all, of others much."""
+    if not sampler.offers("observe"):
+        return state
+    exponents = [(7 * i + 3 * step) % 5 - 2 for i in batch.ids]
+    seen = torch.tensor([10.0**k if k > -2 else 0.0 for k in exponents], dtype=torch.float64)
+    return sampler.observe(state, batch, {sampler.wants: seen})
 
 
 @holds(KIND, "ids are valid and weights positive")
@@ -79,6 +92,7 @@ def unbiased(subject: Subject) -> None:
         fail(
             f"E[v] ≠ 1: over {SEEDS} seeds {who} at step {k} has the mean {float(mean[k, i]):.4f}, and 1 ±"
             f" {float(slack[k, i]):.4f} is what chance allows; v_i must be 1/P(i is drawn), also for a short last batch"
+            " and after an observation, P being fixed before the draw"
         )
 
 
@@ -101,11 +115,14 @@ def deterministic(subject: Subject) -> None:
 def restorable(subject: Subject) -> None:
     sampler = subject()
     _, state = _start(sampler, 5)
-    for _ in range(3):
-        _, state = sampler.next(state)
+    for k in range(3):
+        batch, state = sampler.next(state)
+        state = _observed(sampler, state, batch, k)
     restored = reload(state)
     for k in range(5):
         (batch, state), (again, restored) = sampler.next(state), subject().next(restored)
+        state = _observed(sampler, state, batch, k)
+        restored = _observed(subject(), restored, again, k)
         require(
             same(_plain(batch), _plain(again)),
             f"{k + 1} draws after its state was saved and loaded it draws {_plain(again)} instead of {_plain(batch)};"
@@ -113,15 +130,40 @@ def restorable(subject: Subject) -> None:
         )
 
 
-@holds(KIND, "next leaves its state untouched")
+@holds(KIND, "next and observe leave their state untouched")
 def untouched(subject: Subject) -> None:
     sampler = subject()
     _, state = _start(sampler, 2)
-    for _ in range(4):
+    for k in range(4):
         guard = Untouched(state=state)
-        _, after = sampler.next(state)
+        batch, after = sampler.next(state)
         guard.verify("next")
-        state = after
+        guard = Untouched(state=after)
+        state = _observed(sampler, after, batch, k)
+        guard.verify("observe")
+
+
+@holds(KIND, "observe takes what it wants, in the order of the batch")
+def observes(subject: Subject) -> None:
+    sampler = subject()
+    if not sampler.offers("observe"):
+        raise NotApplicable("it does not observe steps")
+    choices = ("loss", "slope", "gradient")
+    require(sampler.wants in choices, f"wants must be one of {', '.join(choices)}, but is {sampler.wants!r}")
+    _, state = _start(sampler, 1)
+    batch, state = sampler.next(state)
+    order = list(range(len(batch.ids)))[::-1]
+    flipped = Batch([batch.ids[k] for k in order], [batch.weights[k] for k in order])
+    seen = torch.linspace(1, 2, len(order), dtype=torch.float64)
+    guard = Untouched(seen=seen)
+    one = sampler.observe(state, batch, {sampler.wants: seen})
+    guard.verify("observe")
+    other = sampler.observe(state, flipped, {sampler.wants: seen[order]})
+    draws = [_plain(sampler.next(after)[0]) for after in (one, other)]
+    require(
+        same(*draws),
+        "the same numbers for the same samples in another order lead to other draws; entry k is about batch.ids[k]",
+    )
 
 
 @holds(KIND, "full says whether every batch is all samples")

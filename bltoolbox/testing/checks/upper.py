@@ -34,6 +34,10 @@ class QuadraticOracle:
     low: float = -math.inf
     calls: int = 0
     asked: list[float] = field(default_factory=list)
+    #: The part of f that is reported as its penalty.
+    share: float | None = None
+    #: The penalties reported, by the value that they are a part of.
+    penalties: dict[float, float | None] = field(default_factory=dict)
 
     def exact(self, theta: Theta) -> float:
         parts = [_curvature(t) * (theta[name].double() - t).square() for name, t in self.target.items()]
@@ -53,7 +57,9 @@ class QuadraticOracle:
         tol = _tolerance(effort)
         self._spend(theta, tol)
         value, slack = self.exact(theta), ERROR * tol**2 if self.inexact else 0.0
-        return Value(value, max(value - slack, 0.0), value + slack, True, tol, 1.0)
+        penalty = None if self.share is None else self.share * value
+        self.penalties[value] = penalty
+        return Value(value, max(value - slack, 0.0), value + slack, True, tol, 1.0, penalty=penalty)
 
     def hypergradient(
         self, theta: Theta, effort: Effort, adjoint: Effort, *, bound: bool = False, together: bool = False
@@ -143,6 +149,24 @@ def record(subject: Subject) -> None:
             require(
                 plain, f"metric {name!r} must be a number or text, got a {type(entry).__name__}; use float(…)"
             )
+
+
+@holds(KIND, "reports the penalty of its loss")
+def penalty(subject: Subject) -> None:
+    for share in (None, 0.1):
+        theta, oracle = _problem(share=share)
+        optimizer = subject()
+        state: Mapping[str, Any] = optimizer.init(theta)
+        current: Theta = theta
+        for _ in range(4):
+            step = optimizer.step(current, oracle, state)
+            expected = oracle.penalties.get(step.loss)
+            require(
+                step.loss not in oracle.penalties or step.penalty == expected,
+                f"the loss {step.loss:.6g} of a step contains the penalty {expected}, but Step.penalty is"
+                f" {step.penalty}; pass penalty=value.penalty of the value that is the loss",
+            )
+            current, state = step.theta, step.state
 
 
 @holds(KIND, "same input, same result")

@@ -241,7 +241,7 @@ def blocks(subject: Subject) -> None:
 @holds(KIND, "theta_gradient is the derivative in θ")
 def theta_gradient(subject: Subject) -> None:
     one = trial(subject)
-    if type(one.upper).theta_gradient is Upper.theta_gradient:
+    if not one.upper.depends_on_theta:
         raise NotApplicable("it does not depend on θ")
     weights = torch.linspace(0.5, 1.5, COUNT, dtype=one.x.dtype)
     whole = one.upper.theta_gradient(one.x, weights)

@@ -2,7 +2,8 @@
 
     P(i in B) = p = S/m,        v_i = 1/p for i in B, else 0
 
-S is the expected batch size. An empty draw is a zero step and is not redrawn: redrawing would bias E[v_i].
+S is the expected batch size. An empty draw is a zero step (but for a penalty) and is not redrawn: redrawing would bias
+E[v_i].
 
 When to choose it: the sampling of the theory with independent v_i; batch sizes vary.
 

@@ -94,7 +94,14 @@ class HOAG(UpperOptimizer):
         result = oracle.hypergradient(theta, Accuracy(tol), Accuracy(adjoint_tol))
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
         if reason := _exhausted(theta, result, alpha):
-            return Step(dict(theta), dict(state), result.value.value, metrics, finished=reason)
+            return Step(
+                dict(theta),
+                dict(state),
+                result.value.value,
+                metrics,
+                finished=reason,
+                penalty=result.value.penalty,
+            )
         before = result.value if result.value.certified else oracle.value(theta, Accuracy(tol), bound=True)
         # Below the floor of the dtype a tighter tolerance costs much and gives nothing.
         k = k if _at_floor(result) else k + 1
@@ -105,10 +112,12 @@ class HOAG(UpperOptimizer):
             if _decreased(theta, moved, before, value, tol * result.loss_scale, alpha):
                 oracle.accept(value)
                 metrics |= {"step_size": alpha, "trials": trial + 1}
-                return Step(moved, {"k": k, "alpha": self.grow * alpha}, value.value, metrics)
+                after = {"k": k, "alpha": self.grow * alpha}
+                return Step(moved, after, value.value, metrics, penalty=value.penalty)
             alpha *= self.shrink
         metrics |= {"step_size": 0.0, "trials": self.trials}
-        return Step(dict(theta), {"k": k, "alpha": alpha}, result.value.value, metrics)
+        after = {"k": k, "alpha": alpha}
+        return Step(dict(theta), after, result.value.value, metrics, penalty=result.value.penalty)
 
     def _accuracy(self, first: float, k: int) -> float:
         if self.decay == "geometric":

@@ -77,15 +77,16 @@ class IAdam(UpperOptimizer):
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
-        result, k = sampled.result, state["k"]
+        result, value, k = sampled.result, sampled.result.value, state["k"]
         alpha = state["shrunk"] * power_decay(self.step_size, self.step_decay, k)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient)
         after = sampled.state | {"k": k + 1}
         if metrics["gradient_norm"] == 0:
-            return Step(dict(theta), after, result.value.value, metrics)
+            return Step(dict(theta), after, value.value, metrics, penalty=value.penalty)
         after |= self._moments(result.gradient, state)
         direction = self._direction(theta, after, self.epsilon * result.loss_scale)
-        return Step(descend(oracle, theta, direction, alpha), after, result.value.value, metrics)
+        moved = descend(oracle, theta, direction, alpha)
+        return Step(moved, after, value.value, metrics, penalty=value.penalty)
 
     def _moments(self, z: Theta, state: Mapping[str, Any]) -> dict[str, Any]:
         after: dict[str, Any] = {"t": state["t"] + 1}

@@ -70,4 +70,5 @@ class ISGD(UpperOptimizer):
         alpha = after["shrunk"] * power_decay(after["step"], self.step_decay, k)
         moved = descend(oracle, theta, result.gradient, alpha)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient)
-        return Step(moved, after | {"k": k + 1}, result.value.value, metrics)
+        after |= {"k": k + 1}
+        return Step(moved, after, result.value.value, metrics, penalty=result.value.penalty)

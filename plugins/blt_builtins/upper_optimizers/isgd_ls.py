@@ -86,11 +86,11 @@ class ISGDLineSearch(UpperOptimizer):
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
-        z, after, k = sampled.result.gradient, sampled.state, state["k"]
+        z, value, after, k = sampled.result.gradient, sampled.result.value, sampled.state, state["k"]
         length, trials = theta_norm(z.values()), 0
         if length == 0:  # an empty draw says nothing about the step either
             metrics = step_metrics(0.0, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
-            return Step(dict(theta), after | {"k": k + 1}, sampled.result.value.value, metrics)
+            return Step(dict(theta), after | {"k": k + 1}, value.value, metrics, penalty=value.penalty)
         first = "reach" not in after
         alpha = self._first(theta, sampled.result) if first else after["step"]
         if first or k < _FIRST or k % self.every == 0 or alpha * length > _FAR * after["reach"]:
@@ -99,7 +99,8 @@ class ISGDLineSearch(UpperOptimizer):
             after["reach"] = alpha * length
         moved = descend(oracle, theta, z, alpha)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
-        return Step(moved, after | {"k": k + 1, "step": alpha}, sampled.result.value.value, metrics)
+        after |= {"k": k + 1, "step": alpha}
+        return Step(moved, after, value.value, metrics, penalty=value.penalty)
 
     def _first(self, theta: Theta, result: HypergradientResult) -> float:
         """α_0, limited to what `auto` would try: at a distant θ, one value may cost more than a run."""
@@ -115,7 +116,7 @@ class ISGDLineSearch(UpperOptimizer):
         """
         slope = theta_norm(z.values()) ** 2
         base = oracle.value(theta, Accuracy(tol)).value
-        while first and alpha * slope < _UNSEEN * base:
+        while first and alpha * slope < _UNSEEN * abs(base):
             alpha *= 10
         last = 0
         for trial in range(1, _TRIALS + 1):

@@ -104,7 +104,8 @@ class MAID(UpperOptimizer):
                     break
                 trials += 1
             if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
-                return Step(dict(theta), state, result.value.value, finished=reason)
+                value = result.value
+                return Step(dict(theta), state, value.value, finished=reason, penalty=value.penalty)
             tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
         moved, value, alpha, tried = found
         oracle.accept(value)
@@ -122,7 +123,7 @@ class MAID(UpperOptimizer):
             "tol": self.loosen * tol,
             "adjoint_tol": self.loosen * adjoint_tol,
         }
-        return Step(moved, after, value.value, metrics)
+        return Step(moved, after, value.value, metrics, penalty=value.penalty)
 
     def _line_search(
         self, theta: Theta, oracle: Oracle, alpha: float, trials: int, result: HypergradientResult, tol: float

@@ -66,9 +66,10 @@ def first_step(step: float | Auto, theta: Theta, result: HypergradientResult) ->
     length = theta_norm(result.gradient.values())
     if length == 0:
         return 1.0
-    # Where θ is zero, a part of it says nothing.
-    size = theta_norm(theta.values()) or math.inf
-    return min(_PROMISE * result.value.value / length**2, _CHANGE * size / length)
+    # Where θ or f is zero, a part of it says nothing; a penalty may make f negative.
+    size, loss = theta_norm(theta.values()) or math.inf, abs(result.value.value) or math.inf
+    alpha = min(_PROMISE * loss / length**2, _CHANGE * size / length)
+    return alpha if math.isfinite(alpha) else 1 / length
 
 
 def safe_first_step(
