@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,6 +104,8 @@ def _measure(
         )
     problem, solver = build_problem(recipe, registry), build(recipe, "lower_solver", registry)
     samples = evaluation_samples(recipe, problem, registry)
+    if (sentence := replace(model, problem=problem).check(samples.shape)) is not None:
+        raise UsageError(f"evaluation: {sentence}")
     theta = {name: value.to(samples.device, samples.dtype) for name, value in model.theta.items()}
     return restore(
         problem,

@@ -1,12 +1,15 @@
 """A trained model: θ with its recipe. It restores without training.
 
-Saved as one safetensors file: the tensors, and in its metadata the resolved recipe. Nothing in it can execute.
+Saved as one safetensors file: the tensors, and in its metadata the resolved recipe and the shape of the images that θ
+was learned from. Nothing in it can execute.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +25,7 @@ from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.config.block import Block
-from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
+from bltoolbox.config.reading import PIXELS, THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import solve_cold
@@ -31,7 +34,7 @@ from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.shipped import find_model
-from bltoolbox.restoration.usable import find_flaw, initial_thetas
+from bltoolbox.restoration.usable import any_size, find_flaw, find_size_misfit, initial_thetas
 from bltoolbox.restoration.variational import Variational, split, upgraded
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ class Model(Shown):
     solver: LowerSolver
     theta: dict[str, Tensor]
     recipe: Recipe
+    #: Of the images that θ was learned from, (C, H, W); None where it is not known.
+    shape: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:
@@ -78,17 +83,26 @@ class Model(Shown):
             shape = self.problem.operator.start(batch, split(self.theta, "operator"), {}).shape[1:]
         except ValueError as error:
             raise BltError(str(error)) from error
-        if refusal := self.problem.check(shape):
-            raise BltError(refusal[1])
+        if (sentence := self.check(shape)) is not None:
+            raise BltError(sentence)
         at = self.problem.at(self.theta, shape)
         tol = self.recipe.evaluation_tol if tol is None else tol
         x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype
         return (x if given.ndim == 4 else x[0]).to(given.device, kind)
 
+    def check(self, shape: Sequence[int]) -> str | None:
+        """A sentence if images of ``shape`` (C, H, W) cannot be restored: too small, or not of the size of θ."""
+        if (refusal := self.problem.check(shape)) is not None:
+            return refusal[1]
+        misfit = self.shape and find_size_misfit(self.problem, self.theta, self.shape, shape)
+        return f"{misfit[1]}; use images of that size" if misfit else None
+
     @cached_property
     def channels(self) -> int:
         """Of the images that θ is for: 1 or 3, or what the data had."""
+        if self.shape is not None:
+            return self.shape[0]
         if self.recipe.color == "gray":
             return 1
         theta = split(self.theta, "regularizer")
@@ -148,7 +162,7 @@ class Model(Shown):
         """Write θ and the recipe to one file, atomically."""
         from bltoolbox.runs.files import write_bytes
 
-        write_bytes(Path(path), encode(self.theta, self.recipe))
+        write_bytes(Path(path), encode(self.theta, self.recipe, self.shape))
 
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
@@ -175,13 +189,29 @@ class Model(Shown):
         with refusing_misfits(str(source)):
             theta = upgraded(theta, problem)
         theta = _one_precision(theta, DTYPES[recipe.dtype])
+        shape = _read_shape(metadata, source)
         channels = (1,) if recipe.color == "gray" else (3, *range(1, 33))
-        expected = initial_thetas(problem, channels, any(name.startswith("operator.") for name in theta))
-        if (flaw := find_flaw(problem, theta, expected, channels)) is not None:
+        shapes = any_size(channels) if shape is None else [shape]
+        expected = initial_thetas(problem, shapes, any(name.startswith("operator.") for name in theta))
+        if (flaw := find_flaw(problem, theta, expected, channels, shape=shape)) is not None:
             raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in theta.items()}
-        return cls(problem, solver, theta, recipe)
+        return cls(problem, solver, theta, recipe, shape)
+
+
+def _read_shape(metadata: Mapping[str, str], source: Path | str) -> tuple[int, ...] | None:
+    """Of the images of training; None in files of earlier versions, which do not contain it."""
+    if "shape" not in metadata:
+        return None
+    try:
+        shape = tuple(parse_json(metadata["shape"], source))
+    except (TypeError, ValueError) as error:
+        raise BltError(f"{source}: its image shape is damaged, so it cannot be used") from error
+    if len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
+        raise BltError(f"{source}: its image shape is damaged, so it cannot be used")
+    PIXELS.check(source, math.prod(shape))
+    return shape
 
 
 def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
@@ -216,10 +246,10 @@ def replace_operator(model: Model, section: dict[str, Any], registry: Registry |
 
 def _with_operator(model: Model, operator: Operator, recipe: Recipe) -> Model:
     theta = {name: value for name, value in model.theta.items() if not name.startswith("operator.")}
-    return Model(replace(model.problem, operator=operator), model.solver, theta, recipe)
+    return replace(model, problem=replace(model.problem, operator=operator), theta=theta, recipe=recipe)
 
 
-def encode(theta: Theta, recipe: Recipe) -> bytes:
+def encode(theta: Theta, recipe: Recipe, shape: Sequence[int] | None = None) -> bytes:
     """The bytes of a θ file."""
     from safetensors.torch import save
 
@@ -227,6 +257,8 @@ def encode(theta: Theta, recipe: Recipe) -> bytes:
     # A model does not need the loggers of its training.
     settings = {key: value for key, value in recipe.to_dict().items() if key != "loggers"}
     metadata = {"bltoolbox": bltoolbox.__version__, "recipe": json.dumps(settings)}
+    if shape is not None:
+        metadata["shape"] = json.dumps(list(shape))
     return _in_order(save(tensors, metadata))
 
 

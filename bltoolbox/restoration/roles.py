@@ -112,13 +112,15 @@ class DataTerm(Parametric):
     """D_θ(t; y) = Σ_k d(t_k; y_k), t = A x: how far an image is from its measurements, entry by entry.
 
     ``quadratic`` says that d'' does not depend on t, ``rescales`` that D is homogeneous of degree 2, so that a
-    regularizer can be used at another noise level. A term that is not convex in t declares ``convex = False``.
+    regularizer can be used at another noise level. A term that is not convex in t declares ``convex = False``, one
+    that treats places differently, e.g. by weights, ``uniform = False``: then pictures are not cut into tiles.
     """
 
     kind = "data_term"
     convex: ClassVar[bool] = True
     quadratic: ClassVar[bool] = False
     rescales: ClassVar[bool] = False
+    uniform: bool = True
 
     def check_measurements(self, y: Tensor) -> str | None:
         """A sentence when the term is not defined for measurements y, e.g. counts below zero; else None."""
@@ -173,12 +175,14 @@ class Regularizer(Parametric):
     """R_θ(x), convex in x. Only ``init_params`` and ``energy`` are needed; the rest makes it faster or certified.
 
     One that is not convex in x declares ``convex = False``; its ``strong_convexity`` is then unknown unless it
-    overrides it. One that is not differentiable in x declares ``smooth = False``.
+    overrides it. One that is not differentiable in x declares ``smooth = False``, one that treats places differently,
+    e.g. by a map of weights, ``uniform = False``: then pictures are not cut into tiles.
     """
 
     kind = "regularizer"
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
+    uniform: bool = True
 
     @abstractmethod
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:

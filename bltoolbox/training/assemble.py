@@ -30,7 +30,7 @@ from bltoolbox.restoration.metrics import deciding
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.usable import find_flaw
+from bltoolbox.restoration.usable import find_flaw, find_size_misfit
 from bltoolbox.restoration.variational import Variational, VariationalTasks, join, split, upgraded
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.listeners import Guarded
@@ -69,6 +69,8 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, train.dtype, device)
+    if evaluation is not None and (misfit := find_size_misfit(problem, theta, train.shape, evaluation.shape)):
+        raise refusal(recipe, "evaluation", f"{misfit[1]}; use evaluation images of that size")
     if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train.shape)):
         log.warning(
             "regularizer %r is not convex, and operator %r is not known to compensate: the lower level may have"
@@ -246,7 +248,7 @@ def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tens
 
     if (flaw := find_flaw(problem, saved, [expected])) is not None:
         raise refusal(recipe, "init", f"the θ of {recipe.init} cannot be used: {flaw}")
-    return saved
+    return problem.project(saved)
 
 
 def _baseline(
@@ -254,6 +256,14 @@ def _baseline(
 ) -> tuple[Variational, dict[str, Tensor]] | None:
     if recipe.baseline is None:
         return None
+    if problem.data_term.init_params(train.shape, keyed_generator("theta", recipe.seed)):
+        name = recipe.data_term.name
+        raise refusal(
+            recipe,
+            "baseline",
+            f"only the regularizer of a baseline is tuned, but data term {name!r} has parameters, too;"
+            " leave baseline out",
+        )
     regularizer = build(recipe, "baseline", registry)
     theta = join(regularizer=regularizer.init_params(train.shape, keyed_generator("theta", recipe.seed)))
     if (size := sum(value.numel() for value in theta.values())) > 2:

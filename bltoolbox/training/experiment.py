@@ -92,7 +92,8 @@ class Experiment:
 
     def find_flaw(self, theta: Theta, constants: bool = True) -> str | None:
         """Why θ cannot be used with this recipe; None if it can."""
-        return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
+        shape = self.train.shape
+        return find_flaw(self.problem, theta, [self.theta], shape[:1], constants, shape)
 
     def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
         """Refuse a θ that is not finite or makes something infinite."""
@@ -100,7 +101,7 @@ class Experiment:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
     def model(self, theta: Theta) -> Model:
-        return Model(self.problem, self.oracle.solver, dict(theta), self.recipe)
+        return Model(self.problem, self.oracle.solver, dict(theta), self.recipe, self.train.shape)
 
     @detached()
     def run(

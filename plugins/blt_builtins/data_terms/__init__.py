@@ -34,4 +34,10 @@ def blt_components() -> list[Component]:
             f"{_HOME}.student_t:StudentT",
             "Logarithmic distance that ignores gross outliers; not convex.",
         ),
+        Component(
+            "data_term",
+            "sampled-least-squares",
+            f"{_HOME}.sampled:SampledLeastSquares",
+            "Learns which columns, lines or points of a transform to measure; for MRI.",
+        ),
     ]

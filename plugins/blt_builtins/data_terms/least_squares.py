@@ -34,6 +34,7 @@ class LeastSquares(DataTerm):
 
     def __init__(self, weights: str | None = None) -> None:
         self.weights = None if weights is None else Constant(read_weights(weights))
+        self.uniform = weights is None
 
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
         misfit = t - y
