@@ -51,7 +51,7 @@ class SampledLeastSquares(DataTerm):
 
     quadratic: ClassVar[bool] = True
     rescales: ClassVar[bool] = True
-    uniform: ClassVar[bool] = False
+    uniform = False
 
     def __init__(
         self,
