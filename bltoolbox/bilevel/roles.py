@@ -216,7 +216,8 @@ class Sampler(Role):
     kind = "sampler"
     full: ClassVar[bool] = False
     #: What ``observe`` receives about each sample: its ``loss`` g_i, the ``slope`` ‖∇g_i‖ or the ``gradient`` norm
-    #: ‖z_i‖, which costs a mixed derivative per sample and an estimator with an adjoint. An option may set it.
+    #: ‖z_i‖, which costs a mixed derivative per sample and needs an estimator with an adjoint. Read once, when a run is
+    #: assembled; ``__init__`` may set it.
     wants: str = "loss"
 
     @abstractmethod

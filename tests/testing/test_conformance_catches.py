@@ -62,6 +62,37 @@ class Pairs(Sampler):
         return Batch(ids, [state["m"] / 2] * 2), dict(state) | {"k": state["k"] + 1}
 '''
 
+SCORES = '''
+class Scores(Sampler):
+    """One at a time, the more often the larger its loss was."""
+    def init(self, m, seed):
+        return {"m": m, "seed": seed, "k": 0, "scores": torch.ones(m, dtype=torch.float64)}
+    def next(self, state):
+        p = self.probabilities(state)
+        place = torch.rand(1, dtype=torch.float64, generator=keyed_generator("scores", state["seed"], state["k"]))
+        i = min(int(torch.searchsorted(p.cumsum(0), place, right=True)), state["m"] - 1)
+        return Batch([i], [1 / float(p[i])]), dict(state) | {"k": state["k"] + 1}
+    def observe(self, state, batch, seen):
+        scores = state["scores"].clone()
+        scores[list(batch.ids)] = 0.2 + seen["loss"].clamp_max(1)
+        return dict(state) | {"scores": scores}
+    def probabilities(self, state):
+        return state["scores"] / state["scores"].sum()
+'''
+
+GAIN = '''
+class LearnedGain(Operator):
+    """A = e^θ, with the penalty θ² + θ."""
+    def init_params(self, shape, generator):
+        return {"log_gain": torch.full((1,), 0.3, dtype=torch.float64)}
+    def apply(self, x, theta, context):
+        return theta["log_gain"].exp() * x if theta else 1.2 * x
+    def adjoint(self, y, theta, context):
+        return self.apply(y, theta, context)
+    def penalty(self, theta):
+        return (theta["log_gain"].square() + theta["log_gain"]).sum()
+'''
+
 SHIFT = '''
 class Shift(Operator):
     """Every image moved by one pixel, zeros coming in, and halved."""
@@ -83,7 +114,7 @@ class Plain(UpperOptimizer):
     def step(self, theta, oracle, state):
         z = oracle.hypergradient(theta, Accuracy(0.1), Accuracy(0.1))
         moved = {name: value - 0.1 * z.gradient[name] for name, value in theta.items()}
-        return Step(oracle.project(moved), {"k": state["k"] + 1}, z.value.value)
+        return Step(oracle.project(moved), {"k": state["k"] + 1}, z.value.value, penalty=z.value.penalty)
 '''
 
 NEUMANN = '''
@@ -104,6 +135,8 @@ class Series(HypergradientEstimator):
             q = q + expand(running / lower.lipschitz, r) * r
             count += running
         z = {name: -part for name, part in lower.mixed(x, q, ask.weights).items()}
+        for name, part in ask.upper.theta_gradient(x, ask.weights).items():
+            z[name] = z[name] + part
         return Estimate(z, norm(rhs - system.hvp(q)), count, adjoint=q, memory={"adjoint": q})
 '''
 
@@ -201,6 +234,8 @@ BASES = {
     "lower_solver": ("Descent", DESCENT),
     "sampler": ("Pairs", PAIRS),
     "operator": ("Shift", SHIFT),
+    "operator learned": ("LearnedGain", GAIN),
+    "sampler observing": ("Scores", SCORES),
     "upper_optimizer": ("Plain", PLAIN),
     "hypergradient": ("Series", NEUMANN),
     "data": ("Grays", GRAYS),
@@ -444,6 +479,16 @@ WRONG = {
         "points downhill",
         "cosine of z and ∇f is -1",
     ),
+    "hypergradient that forgets the loss's own derivative": (
+        "hypergradient",
+        "def estimate(self, ask):\n"
+        "        class Plain(type(ask.upper)):\n"
+        "            def theta_gradient(self, x, weights): return {}\n"
+        "        upper = Plain(**vars(ask.upper))\n"
+        "        return super().estimate(replace(ask, upper=upper))",
+        "∂_θ g is part of z",
+        "add upper.theta_gradient(x, weights) to z",
+    ),
     "hypergradient that is a mean": (
         "hypergradient",
         "def estimate(self, ask): return super().estimate(replace(ask, weights=ask.weights / len(ask.weights)))",
@@ -464,6 +509,95 @@ WRONG = {
         "        return replace(one, theta={n: 2 * v - one.theta[n] for n, v in theta.items()})",
         "descends on a quadratic",
         "is the sign right",
+    ),
+    "optimizer that keeps quiet about the penalty": (
+        "upper_optimizer",
+        "def step(self, theta, oracle, state):\n"
+        "        return replace(super().step(theta, oracle, state), penalty=None)",
+        "reports the penalty of its loss",
+        "pass penalty=value.penalty",
+    ),
+    "a penalty for each entry": (
+        "regularizer",
+        "def penalty(self, theta): return theta['log_weight'].exp()",
+        "penalty is a finite scalar with the right derivative",
+        "penalty of float32 θ: expected shape (), got (1,)",
+    ),
+    "a penalty that is detached": (
+        "data_term",
+        "def penalty(self, theta): return theta['log_weight'].detach().square().sum()",
+        "penalty is a finite scalar with the right derivative",
+        "penalty is not differentiable in θ",
+    ),
+    "a penalty that is detached in part": (
+        "operator learned",
+        "def penalty(self, theta): return super().penalty(theta) + theta['log_gain'].detach().sum()",
+        "penalty is a finite scalar with the right derivative",
+        "a part of it may not depend on θ",
+    ),
+    "a penalty that is infinite": (
+        "operator learned",
+        "def penalty(self, theta): return super().penalty(theta) / 0",
+        "penalty is a finite scalar with the right derivative",
+        "it must be finite",
+    ),
+    "a penalty in float32": (
+        "operator learned",
+        "def penalty(self, theta): return super().penalty(theta).float()",
+        "penalty is a finite scalar with the right derivative",
+        "expected float64",
+    ),
+    "a box around nothing": (
+        "operator learned",
+        "def project(self, theta): return {n: v.clamp(0.5, 1) for n, v in theta.items()}",
+        "project and project_gradient are projections",
+        "the initial θ must be admissible",
+    ),
+    "a data term that scales gradients": (
+        "data_term",
+        "def project_gradient(self, gradient): return {n: 0.5 * v for n, v in gradient.items()}",
+        "project and project_gradient are projections",
+        "projecting twice must change nothing more",
+    ),
+    "a data term that changes what it reads": (
+        "data_term",
+        "def upgrade(self, theta): return {n: v + 1 for n, v in theta.items()}",
+        "upgrade leaves today's θ as it is",
+        "only files of earlier versions need it",
+    ),
+    "weights by later scores": (
+        "sampler observing",
+        "def next(self, state):\n"
+        "        batch, after = super().next(state)\n"
+        "        later = self.observe(after, batch, {'loss': torch.ones(1, dtype=torch.float64)})\n"
+        "        p = self.probabilities(later)\n"
+        "        return Batch(batch.ids, [1 / float(p[i]) for i in batch.ids]), after",
+        "E[v_i] = 1 at each step",
+        "P being fixed before the draw",
+    ),
+    "scores in self": (
+        "sampler observing",
+        "def observe(self, state, batch, seen):\n"
+        "        self.state = super().observe(getattr(self, 'state', state), batch, seen)\n"
+        "        return dict(state)\n"
+        "    def probabilities(self, state): return super().probabilities(getattr(self, 'state', state))",
+        "the state survives saving, and draws continue as before",
+        "must be in the state, not in self",
+    ),
+    "scores in place": (
+        "sampler observing",
+        "def observe(self, state, batch, seen):\n"
+        "        state['scores'][list(batch.ids)] = seen['loss'] + 1\n"
+        "        return dict(state)",
+        "next and observe leave their state untouched",
+        "observe changed its argument state in place",
+    ),
+    "wants what nobody has": (
+        "sampler observing",
+        "wants = 'psnr'\n"
+        "    def observe(self, state, batch, seen): return super().observe(state, batch, {'loss': seen['psnr']})",
+        "observe takes what it wants, in the order of the batch",
+        "wants must be one of loss, slope, gradient",
     ),
     "optimizer in place": (
         "upper_optimizer",
