@@ -65,6 +65,8 @@ class Variational(Problem):
     #: What happens to A x when it is measured; None where measurements were recorded.
     noise: Noise | None = None
     samples: Mapping[str, Samples] = field(default_factory=dict)
+    #: Roles whose parameters are not learned.
+    frozen: frozenset[str] = frozenset()
     #: What can be reported about restored images.
     metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
 
@@ -105,9 +107,10 @@ class Variational(Problem):
         return join(**{role: part.project(split(theta, role)) for role, part in self.parts.items()})
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        return join(
-            **{role: part.project_gradient(split(gradient, role)) for role, part in self.parts.items()}
-        )
+        free = {role: part.project_gradient(split(gradient, role)) for role, part in self.parts.items()}
+        for role in self.frozen:
+            free[role] = {name: torch.zeros_like(value) for name, value in free[role].items()}
+        return join(**free)
 
     def penalty(self, theta: Theta) -> Tensor | None:
         total: Tensor | None = None

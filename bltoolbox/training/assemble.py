@@ -20,7 +20,7 @@ from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, Sampler
 from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.config.block import Block
-from bltoolbox.config.compatibility import find_misfits
+from bltoolbox.config.compatibility import find_misfits, listed
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
@@ -69,6 +69,10 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, train.dtype, device)
+    _check_frozen(recipe, theta)
+    if recipe.validation.patience is not None and problem.penalty(theta) is not None:
+        message = "no θ is called the best where there is a penalty, so a run cannot stop by patience; leave it out"
+        raise refusal(recipe, "validation.patience", message)
     if evaluation is not None and (misfit := find_size_misfit(problem, theta, train.shape, evaluation.shape)):
         raise refusal(recipe, "evaluation", f"{misfit[1]}; use evaluation images of that size")
     if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train.shape)):
@@ -238,6 +242,20 @@ def _initial_theta(
     if recipe.init is not None:
         theta = _read_initial(recipe, problem, theta)
     return {name: value.detach().to(device, dtype) for name, value in theta.items()}
+
+
+def _check_frozen(recipe: Recipe, theta: Theta) -> None:
+    """Refuse to freeze what has no parameters, and everything that has some."""
+    learned = {name.partition(".")[0] for name in theta}
+    for role in recipe.freeze:
+        if role not in learned:
+            name = getattr(recipe, role).name
+            raise refusal(
+                recipe, "freeze", f"{role.replace('_', ' ')} {name!r} has no parameters; leave it out"
+            )
+    if not learned - set(recipe.freeze):
+        names = listed(sorted(learned), "and").replace("_", " ")
+        raise refusal(recipe, "freeze", f"nothing is left to learn, only {names} have parameters")
 
 
 def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tensor]) -> dict[str, Tensor]:

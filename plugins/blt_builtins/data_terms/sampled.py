@@ -37,6 +37,10 @@ from torch import Tensor
 from bltoolbox.plugin import DataTerm, Theta, dot
 
 
+#: Width of the interval of initial values: equal ones of k and −k would stay equal.
+_SPREAD = 0.2
+
+
 class SampledLeastSquares(DataTerm):
     """Half the squared distance to measurements with learned weights in [0, 1].
 
@@ -74,7 +78,8 @@ class SampledLeastSquares(DataTerm):
         self.binary = binary
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-        return self.project({"sampling": torch.full(self._sides(shape), self.initial, dtype=torch.float64)})
+        around = torch.rand(self._sides(shape), dtype=torch.float64, generator=generator) - 0.5
+        return self.project({"sampling": self.initial + _SPREAD * around * (not self.binary)})
 
     def check(self, shape: Sequence[int]) -> str | None:
         height, width = self._sides(shape)
