@@ -25,6 +25,7 @@ from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.config.block import Block
+from bltoolbox.config.compatibility import listed
 from bltoolbox.config.reading import PIXELS, THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
@@ -59,6 +60,20 @@ class Model(Shown):
     def size(self) -> int:
         """Number of parameters."""
         return sum(value.numel() for value in self.theta.values())
+
+    @property
+    def learned(self) -> str:
+        """What was learned: ``82 parameters of foe and 64 of sampled-least-squares``."""
+        counts = {}
+        for role in self.problem.parts:
+            size = sum(value.numel() for value in split(self.theta, role).values())
+            if size and role not in self.problem.frozen:
+                counts[getattr(self.recipe, role).name] = size
+        words = [
+            f"{size:,}{' parameters' * (not number)} of {name}"
+            for number, (name, size) in enumerate(counts.items())
+        ]
+        return listed(words, "and")
 
     def __repr__(self) -> str:
         names = self.recipe.regularizer.name, self.recipe.operator.name

@@ -180,6 +180,7 @@ class Regularizer(Parametric):
     """
 
     kind = "regularizer"
+    caption: str = "Filters, the most important first"
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
     uniform: bool = True
@@ -275,12 +276,11 @@ class Regularizer(Parametric):
         """∇²R averaged over the image, by frequency, for given mean curvatures of the potentials."""
         return None
 
-    def pictures(self, theta: Theta) -> Tensor | None:
-        """Something to look at, e.g. learned filters sorted by importance: (N, C, H, W) of any scale, or None."""
-        return None
-
     def potentials(self, theta: Theta) -> Potentials | None:
-        """The functions on the responses to look at, in the order of ``pictures`` where there are some, or None."""
+        """The functions on the responses to look at, in the order of ``pictures`` where there are some, or None.
+
+        Pictures of filters come sorted by importance.
+        """
         return None
 
 

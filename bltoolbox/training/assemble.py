@@ -71,7 +71,9 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     theta = _initial_theta(recipe, problem, train.dtype, device)
     _check_frozen(recipe, theta)
     if recipe.validation.patience is not None and problem.penalty(theta) is not None:
-        message = "no θ is called the best where there is a penalty, so a run cannot stop by patience; leave it out"
+        message = (
+            "no θ is called the best where there is a penalty, so a run cannot stop by patience; leave it out"
+        )
         raise refusal(recipe, "validation.patience", message)
     if evaluation is not None and (misfit := find_size_misfit(problem, theta, train.shape, evaluation.shape)):
         raise refusal(recipe, "evaluation", f"{misfit[1]}; use evaluation images of that size")

@@ -1,4 +1,4 @@
-"""Pictures for the report: restored evaluation images, and what the regularizer shows of θ.
+"""Pictures for the report: restored evaluation images, and what the components show of θ.
 
 A finished run leaves its evaluation images in ``images/`` (measured, baseline, learned, true), so that a page can
 be made without computing anything. Where they are missing, a few images are restored with the θ that is there.
@@ -58,13 +58,24 @@ class Scene:
 
 
 @dataclass(frozen=True)
+class Map:
+    """What the operator or the data term shows of θ."""
+
+    caption: str
+    #: What black and white mean.
+    scale: str
+    images: list[bytes] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True)
 class Learned:
-    """What the regularizer shows of θ."""
+    """What the components show of θ: filters of the regularizer, and maps of the others."""
 
     filters: list[bytes] = field(default_factory=list, repr=False)
     weights: list[float] = field(default_factory=list)
     places: list[float] = field(default_factory=list)
     potentials: list[list[float]] = field(default_factory=list, repr=False)
+    maps: list[Map] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -230,12 +241,17 @@ def _middle(image: Tensor) -> Tensor:
 
 
 def show_learned(model: Model) -> Learned:
-    """Filters, their weights and their potentials, where the regularizer has some."""
+    """Filters, their weights and their potentials, where the regularizer has some; pictures of the other roles."""
+    from bltoolbox.restoration.shown_parameters import shown_parameters
     from bltoolbox.restoration.variational import split
 
     regularizer, theta = model.problem.regularizer, split(model.theta, "regularizer")
     pictures, potentials = regularizer.pictures(theta), regularizer.potentials(theta)
-    learned = Learned()
+    maps = [
+        Map(one.caption, one.scale, [encode_png(image) for image in one.shades])
+        for one in shown_parameters(model.problem, model.theta)
+    ]
+    learned = Learned(maps=maps)
     if pictures is not None:
         kernels = pictures.detach().cpu().double()
         scaled = [0.5 + 0.5 * one / one.abs().max().clamp_min(1e-12) for one in kernels]

@@ -36,7 +36,6 @@ from torch import Tensor
 
 from bltoolbox.plugin import DataTerm, Theta, dot
 
-
 #: Width of the interval of initial values: equal ones of k and −k would stay equal.
 _SPREAD = 0.2
 
@@ -76,6 +75,8 @@ class SampledLeastSquares(DataTerm):
         self.initial = initial
         self.count = count
         self.binary = binary
+        also = "" if binary or count is None else f" and its binary pattern of {count} {pattern}"
+        self.caption = f"Sampling pattern{also}, zero frequency in the middle"
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         around = torch.rand(self._sides(shape), dtype=torch.float64, generator=generator) - 0.5
@@ -141,6 +142,15 @@ class SampledLeastSquares(DataTerm):
     def prox(self, theta: Theta, t: Tensor, y: Tensor, step: Tensor | float) -> Tensor:
         weight = step * theta["sampling"]
         return (t + weight * y) / (1 + weight)
+
+    def pictures(self, theta: Theta) -> Tensor:
+        """s, and the binary pattern of `count` that it stands for; columns and lines as squares."""
+        patterns = [theta["sampling"]]
+        if self.count is not None and not self.binary:
+            patterns.append(binary_pattern(patterns[0], self.count, self.fixed))
+        height, width = patterns[0].shape
+        sides = (height, width) if self.pattern == "points" else (max(height, width),) * 2
+        return torch.fft.fftshift(torch.stack(patterns), dim=(1, 2)).unsqueeze(1).expand(-1, -1, *sides)
 
     def _sides(self, shape: Sequence[int]) -> tuple[int, int]:
         """Of s, which broadcasts with measurements."""
