@@ -68,6 +68,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
             "validation.count=0",
             "operator={name: blur, size: 3, learned: true}",
             "sampler.size=4",
+            "strong_convexity=0.1",
             "budget={steps: 1}",
         ],
         out=tmp_path / "run",
