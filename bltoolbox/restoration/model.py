@@ -21,7 +21,7 @@ from torch import Tensor
 
 import bltoolbox
 from bltoolbox.bilevel.device import DTYPES
-from bltoolbox.bilevel.records import Theta
+from bltoolbox.bilevel.records import Rows, Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.config.block import Block
@@ -34,6 +34,7 @@ from bltoolbox.restoration.from_recipe import build, build_problem
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
+from bltoolbox.restoration.samples import converted
 from bltoolbox.restoration.shipped import find_model
 from bltoolbox.restoration.usable import any_size, find_flaw, find_size_misfit, initial_thetas
 from bltoolbox.restoration.variational import Variational, split, upgraded
@@ -79,30 +80,36 @@ class Model(Shown):
         names = self.recipe.regularizer.name, self.recipe.operator.name
         return f"Model(regularizer={names[0]!r}, operator={names[1]!r}, parameters={self.size})"
 
-    def solve(self, y: Tensor | np.ndarray, tol: float | None = None) -> Tensor:
+    def solve(self, y: Tensor | np.ndarray, tol: float | None = None, context: Rows | None = None) -> Tensor:
         """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
 
         The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
-        distance to the exact minimiser. Not differentiable: the result is detached from ``y`` and θ.
+        distance to the exact minimiser, ``context`` what the components need to know about each sample, e.g. its
+        class, one row per sample. Not differentiable: the result is detached from ``y`` and θ.
         """
         with detached():
-            return self._solve(y, tol)
+            return self._solve(y, tol, dict(context or {}))
 
-    def _solve(self, y: Tensor | np.ndarray, tol: float | None) -> Tensor:
+    def _solve(self, y: Tensor | np.ndarray, tol: float | None, context: dict[str, Tensor]) -> Tensor:
         # A copy of an array: torch takes neither negative strides nor, without a warning, read-only memory.
         given = y.detach() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
         if given.ndim not in (3, 4):
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
         batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
+        context = converted(context, batch.dtype, batch.device)
         try:
-            shape = self.problem.operator.start(batch, split(self.theta, "operator"), {}).shape[1:]
+            shape = self.problem.operator.start(batch, split(self.theta, "operator"), context).shape[1:]
         except ValueError as error:
             raise BltError(str(error)) from error
         if (sentence := self.check(shape)) is not None:
             raise BltError(sentence)
         at = self.problem.at(self.theta, shape)
         tol = self.recipe.evaluation_tol if tol is None else tol
-        x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
+        try:
+            lower = at.on(batch, context)
+        except ValueError as error:
+            raise BltError(str(error)) from error
+        x = solve_cold(self.solver, lower, tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype
         return (x if given.ndim == 4 else x[0]).to(given.device, kind)
 

@@ -42,7 +42,7 @@ class Data(Role):
         raise NotImplementedError(f"{type(self).__name__} has no recorded measurements")
 
     def context(self, ids: Sequence[int]) -> Rows:
-        """What the operator needs to know about each image, e.g. coil maps, masks or kernels."""
+        """What operator and data term need to know about each image, e.g. coil maps, masks, or its class."""
         return {}
 
     def label(self, id: int) -> str:
@@ -129,6 +129,13 @@ class DataTerm(Parametric):
     def centre(self, theta: Theta, y: Tensor) -> Tensor:
         """The t that is most likely for y, without what the measurement adds; a cold solve starts from it."""
         return y
+
+    def select(self, theta: Theta, context: Rows) -> Theta:
+        """θ for the samples at hand, e.g. the weight of the class of each; the methods below receive the result.
+
+        ``theta`` is prepared, and the result differentiable in it.
+        """
+        return theta
 
     @abstractmethod
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:

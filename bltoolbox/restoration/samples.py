@@ -115,7 +115,7 @@ class Samples:
             self._placed(torch.stack([y for y, _ in measurements])),
             truth=None if truth is None else self._placed(truth),
             target=self._placed(torch.stack(targets)) if targets else None,
-            context=_converted(context, self.dtype, self.device),
+            context=converted(context, self.dtype, self.device),
             range=self.data.range,
         )
 
@@ -126,7 +126,7 @@ class Samples:
         """Of the images, from the first one; refuses recorded measurements that the operator cannot have made."""
         ids = self.ids[:1]
         context = dict(self.data.context(ids))
-        exact = _converted(context, torch.float64)
+        exact = converted(context, torch.float64)
         recorded = self._in_color(self.data.measured(ids)).double() if self.recorded else None
         if not self.has_truth:
             assert recorded is not None
@@ -184,7 +184,7 @@ class Samples:
 
     def _simulate(self, i: int, truth: Tensor, context: Rows) -> Tensor:
         """y of one sample, without its batch dimension."""
-        exact = _converted(context, torch.float64)
+        exact = converted(context, torch.float64)
         t = self.operator.apply(truth.double(), self.operator_theta, exact)
         if self.noise is None:
             return t[0]
@@ -209,7 +209,7 @@ class Samples:
             self._kept_bytes += size
 
 
-def _converted(
+def converted(
     context: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
     """Real and complex entries in the precision of ``dtype``; whole numbers and masks as they are."""

@@ -70,6 +70,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, train.dtype, device)
     _check_frozen(recipe, theta)
+    _check_contexts(recipe, problem, theta)
     if recipe.validation.patience is not None and problem.penalty(theta) is not None:
         message = (
             "no θ is called the best where there is a penalty, so a run cannot stop by patience; leave it out"
@@ -244,6 +245,17 @@ def _initial_theta(
     if recipe.init is not None:
         theta = _read_initial(recipe, problem, theta)
     return {name: value.detach().to(device, dtype) for name, value in theta.items()}
+
+
+def _check_contexts(recipe: Recipe, problem: Variational, theta: Theta) -> None:
+    """Refuse data that do not say what the data term needs to know about each sample."""
+    term = problem.data_term
+    prepared = term.prepare(split(theta, "data_term"))
+    for samples in problem.samples.values():
+        try:
+            term.select(prepared, samples.data.context(samples.ids[:1]))
+        except ValueError as error:
+            raise refusal(recipe, "data_term", f"{recipe.data_term.name}: {error}") from error
 
 
 def _check_frozen(recipe: Recipe, theta: Theta) -> None:

@@ -36,6 +36,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "data_term",
+            "weight-map",
+            f"{_HOME}.weight_map:WeightMap",
+            "Least squares with a learned weight at every place; for noise that depends on it.",
+        ),
+        Component(
+            "data_term",
             "sampled-least-squares",
             f"{_HOME}.sampled:SampledLeastSquares",
             "Learns which columns, lines or points of a transform to measure; for MRI.",
