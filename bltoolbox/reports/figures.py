@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.shown_parameters import shown_parameters
-from bltoolbox.restoration.variational import split
 from bltoolbox.runs.files import write_bytes
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ def curves(result: RunResult) -> Figure | None:
 
 def filters(result: RunResult) -> Figure | None:
     """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
-    regularizer = result.model.problem.regularizer
-    pictures = regularizer.pictures(split(result.theta, "regularizer"))
+    model = result.model
+    pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
     if pictures is None:
         return None
     columns = min(len(pictures), 10)
@@ -137,7 +136,7 @@ def filters(result: RunResult) -> Figure | None:
 
 def maps(result: RunResult) -> Figure | None:
     """The pictures that operator and data term make of θ, e.g. a kernel or a sampling pattern: one row each."""
-    found = shown_parameters(result.model.problem, result.theta)
+    found = shown_parameters(result.model.problem, result.model.prepared)
     if not found:
         return None
     columns = max(len(one.values) for one in found)

@@ -37,7 +37,7 @@ from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.samples import converted
 from bltoolbox.restoration.shipped import find_model
 from bltoolbox.restoration.usable import any_size, find_flaw, find_size_misfit, initial_thetas
-from bltoolbox.restoration.variational import Variational, split, upgraded
+from bltoolbox.restoration.variational import Variational, prepare, split, upgraded
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
@@ -98,12 +98,12 @@ class Model(Shown):
         batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
         context = converted(context, batch.dtype, batch.device)
         try:
-            shape = self.problem.operator.start(batch, split(self.theta, "operator"), context).shape[1:]
+            shape = self.problem.image_shape(self.theta, batch, context)
         except ValueError as error:
             raise BltError(str(error)) from error
         if (sentence := self.check(shape)) is not None:
             raise BltError(sentence)
-        at = self.problem.at(self.theta, shape)
+        at = self.problem.restoring.at(self.theta, shape)
         tol = self.recipe.evaluation_tol if tol is None else tol
         try:
             lower = at.on(batch, context)
@@ -127,7 +127,7 @@ class Model(Shown):
             return self.shape[0]
         if self.recipe.color == "gray":
             return 1
-        theta = split(self.theta, "regularizer")
+        theta = self.prepared["regularizer"]
         for channels in (3, 1, 2, 4):
             for side in (16, 64, 256):
                 shape = (channels, side, side)
@@ -138,6 +138,11 @@ class Model(Shown):
                     return channels
                 break
         return 3
+
+    @property
+    def prepared(self) -> dict[str, Theta]:
+        """θ by role, as the methods of its component receive it."""
+        return prepare(self.problem, self.theta)
 
     @property
     def _reference(self) -> Tensor:

@@ -17,10 +17,10 @@ from bltoolbox.runs.metric import Metric
 
 @dataclass(frozen=True)
 class Check:
-    """The PSNR of θ after ``step`` steps, on images that are not trained on.
+    """The metric of θ after ``step`` steps, on images that are not used for training.
 
-    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, and unless the recipe
-    asks for the evaluation images at checks.
+    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, or unless the recipe
+    requests the evaluation images at checks.
     """
 
     step: int
@@ -28,7 +28,7 @@ class Check:
     metric: Metric
     validation: float | None = None
     evaluation: float | None = None
-    #: Whether no θ before was better on the held-out images; always where there is a penalty, which they do not show.
+    #: Whether no earlier θ was better on the held-out images; always if there is a penalty, which they do not show.
     best: bool = False
     #: P(θ); None where no component has a penalty.
     penalty: float | None = None
@@ -45,7 +45,7 @@ class Check:
         }
 
     def figures(self) -> dict[str, float | None]:
-        """What was measured, under the names that records give it, e.g. ``validation_psnr``."""
+        """The measured values, under the names used in records, e.g. ``validation_psnr``."""
         return {
             f"validation_{self.metric.name}": self.validation,
             f"evaluation_{self.metric.name}": self.evaluation,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Theta
-from bltoolbox.restoration.variational import Variational, split
+from bltoolbox.restoration.variational import Variational
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class ParameterPictures:
         return min(0.0, float(self.values.min())), float(self.values.max())
 
 
-def shown_parameters(problem: Variational, theta: Theta) -> list[ParameterPictures]:
-    """Pictures of all roles but the regularizer, whose filters are drawn with their weights and potentials."""
+def shown_parameters(problem: Variational, prepared: Mapping[str, Theta]) -> list[ParameterPictures]:
+    """Pictures of θ, which is prepared by role; the regularizer's filters are drawn apart, with their potentials."""
     found = []
     for role, part in problem.parts.items():
-        if role != "regularizer" and (pictures := part.pictures(split(theta, role))) is not None:
+        if role != "regularizer" and (pictures := part.pictures(prepared[role])) is not None:
             caption = part.caption or role.replace("_", " ").capitalize()
             found.append(ParameterPictures(role, caption, pictures.detach().cpu().double()))
     return found

@@ -119,7 +119,7 @@ def _find_overflow(
     for shape in _to_try(regularizer, channels, trained) if theta else ():
         x = torch.linspace(0, 1, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
         try:
-            quantities = _quantities(regularizer, theta, x, constants)
+            quantities = _quantities(regularizer, regularizer.prepare(theta), x, constants)
         except (ValueError, RuntimeError, IndexError):
             continue  # θ is for images of another number of channels, or of another size
         for name, value in quantities.items():

@@ -1,13 +1,13 @@
-"""Is the hypergradient of a recipe right, and if not, where does the error come from?
+"""Test the hypergradient of a recipe, and locate the source of an error.
 
     ⟨z, d⟩  against  (f(θ + td) − f(θ − td)) / 2t,        f(θ) = 1/n Σ g_i(x̂_i(θ), θ) + P(θ)  over n samples
 
 Everything is as in the recipe (operator, noise, regularizer, constraint, solver, estimator, initial θ), only in
-float64 and with tight tolerances. x̂(θ ± td) comes from a reference solver that believes energies alone, so that f is
-right even when a component's own derivatives are not. Directions: one in each block of parameters, and random ones over
-all, within what a linear constraint leaves free.
+float64 and with tight tolerances. x̂(θ ± td) comes from a reference solver that uses only energies, so f is right even
+if a component's own derivatives are not. The directions d are one in each block of parameters and random ones over all
+blocks, projected onto the linear constraints.
 
-Each link of z = −∂_θ⟨∇h(x̃, θ), q⟩ + ∂_θg + ∇P, ∇²h q = ∇g, is then tried by itself:
+Each link of z = −∂_θ⟨∇h(x̃, θ), q⟩ + ∂_θg + ∇P, ∇²h q = ∇g, is then tested separately:
 
 * lower level: ∇h against differences of h; the residual of x̃; its distance from the reference solution;
 * linear system: ∇²h v against differences of ∇h; the residual ‖∇g − ∇²h q‖ recomputed;
@@ -47,13 +47,13 @@ from bltoolbox.training.assemble import assemble
 
 #: Tolerance of the lower level (a gradient norm) and of the adjoint system.
 TIGHT = 1e-9
-#: That of the reference, whose errors a difference quotient divides by its step.
+#: Tolerance of the reference, whose errors a difference quotient divides by its step.
 REFERENCE = 1e-12
-#: Where it must at least get for differences to mean anything.
+#: The residual that it must reach for differences to be meaningful.
 SOLVED = 1e-8
-#: Steps in θ; the better one counts.
+#: Steps in θ; the one with the smaller error counts.
 STEPS = (1e-3, 1e-4)
-#: Relative error of ⟨z, d⟩ that is accepted.
+#: Accepted relative error of ⟨z, d⟩.
 ACCEPTED = 1e-3
 SAMPLES = 2
 RANDOM = 2
@@ -66,7 +66,7 @@ class Row:
     direction: str
     hypergradient: float
     differences: float
-    #: Of their difference, relative to the larger (or to 1 % of ‖z‖ where both are small).
+    #: Their difference, relative to the larger one (or to 1 % of ‖z‖ if both are small).
     error: float
 
     @property
@@ -85,7 +85,7 @@ class RecipeCheck:
     verdict: str
     passed: bool
     #: Where the error comes from: ``lower level``, ``linear system``, ``mixed derivative``, ``loss``, ``penalty``,
-    #: ``estimator`` or nothing.
+    #: ``estimator`` or None.
     source: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> 
 
 
 def _assemble(recipe: Recipe, registry: Registry, samples: int) -> _Bench:
-    """The recipe's own parts, in float64 on the CPU, without what is not needed."""
+    """The components of the recipe, in float64 on the CPU, without evaluation and baseline."""
     settings = dataclasses.replace(recipe, dtype="float64", device="cpu", evaluation=None, baseline=None)
     experiment = assemble(settings, registry)
     oracle = experiment.oracle
@@ -144,7 +144,7 @@ def _assemble(recipe: Recipe, registry: Registry, samples: int) -> _Bench:
 
 
 def _directions(bench: _Bench, z: Theta) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Unit vectors: in each block by itself, then over all of them."""
+    """Unit vectors: in each block separately, then over all of them."""
     blocks = [(name, {name}) for name in bench.theta] if len(bench.theta) > 1 else []
     everything = [(f"random {k + 1}", set(bench.theta)) for k in range(RANDOM)]
     for seed, (label, names) in enumerate([*blocks, *everything]):
@@ -187,18 +187,18 @@ def _conclude(
         verdict = f"the hypergradient agrees with central differences (largest relative error {worst:.1e})"
     elif broken and not (biased and all(link.place == "linear system" for link in broken)):
         passed, source = False, broken[0].place
-        agrees = "" if wrong or not rows else " (too little to be seen in z here)"
+        agrees = "" if wrong or not rows else " (too small to affect z here)"
         verdict = f"the error comes from the {source}{agrees}: {broken[0].sentence}"
     elif biased:
         passed = True
         verdict = (
             f"{recipe.hypergradient.name} is biased by design, here by up to {100 * worst:.2g} %;"
-            " everything that it is made of is right"
+            " its ingredients are right"
         )
     else:
         passed, source = False, "estimator"
         verdict = (
             f"z is wrong by up to {100 * worst:.2g} %, although the lower level, the linear system and the mixed"
-            f" derivative are right: hypergradient {recipe.hypergradient.name!r} puts them together wrongly"
+            f" derivative are right: hypergradient {recipe.hypergradient.name!r} combines them wrongly"
         )
     return RecipeCheck(recipe.name, samples, rows, links, verdict, passed, source)

@@ -32,6 +32,7 @@ from bltoolbox.errors import BltError, NumericalError
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational, VariationalTasks
 from bltoolbox.testing import Gain, Images, SquaredLoss, SquaredMisfit, full_batch, smooth_images
+from bltoolbox.testing.problems import White
 from bltoolbox.testing.recipe_check import check_recipe
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.driver import resume_in, run_in
@@ -46,7 +47,9 @@ def problem(*priced: str, **options: Any) -> Variational:
     """All three components learn; those named have a penalty."""
     prices = {role: {} if role in priced else {"price": 0.0} for role in ROLES}
     operator = PricedGain(**prices["operator"])
-    samples = Samples(Images(smooth_images(5, (2, 6, 7))), operator, noise=0.1, seed=0, dtype=torch.float64)
+    samples = Samples(
+        Images(smooth_images(5, (2, 6, 7))), operator, noise=White(0.1), seed=0, dtype=torch.float64
+    )
     regularizer = PricedRidge(**prices["regularizer"], **options)
     term = BoxedWeight(**prices["data_term"])
     return Variational(operator, regularizer, term, SquaredLoss(), samples={"training": samples})
@@ -144,7 +147,7 @@ def test_it_is_computed_in_float64_whatever_the_dtype() -> None:
 
 
 def replace_dtype(samples: Samples) -> Samples:
-    return Samples(samples.data, samples.operator, noise=0.1, seed=0, dtype=torch.float32)
+    return Samples(samples.data, samples.operator, noise=White(0.1), seed=0, dtype=torch.float32)
 
 
 class Broken(PricedRidge):
@@ -319,6 +322,14 @@ class TestRuns:
         assert found.passed, found
         assert {link.place for link in found.links} >= {"penalty"}
         assert {row.direction for row in found.rows} >= set(assemble(recipe(), registry()).theta)
+
+    def test_a_run_that_only_the_penalty_moves_fails(self) -> None:
+        """As without a penalty: the adjoint system is never iterated."""
+        loose = {"name": "isgd", "step": 1e-4, "tol": 0.1, "adjoint_tol": 1e6}
+        with pytest.raises(
+            NumericalError, match=r"steps 1 to 10: .*so only the penalty moves θ: .*adjoint_tol"
+        ):
+            assemble(recipe(upper_optimizer=loose, budget={"steps": 20}), registry()).run()
 
     def test_certified_bounds_are_refused_where_more_than_the_regularizer_learns(self) -> None:
         certified = {"certificates": {"bound": "certified"}}

@@ -27,6 +27,7 @@ from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational, VariationalTasks
 from bltoolbox.testing import Gain, Images, SquaredLoss, SquaredMisfit, full_batch, smooth_images
+from bltoolbox.testing.problems import White
 from bltoolbox.testing.recipe_check import check_recipe
 
 TIGHT = Accuracy(1e-11)
@@ -65,7 +66,9 @@ class PricedTasks:
 
 def oracle_of(estimator: HypergradientEstimator, **options: Any) -> BilevelOracle:
     operator = Gain()
-    samples = Samples(Images(smooth_images(4, (2, 6, 7))), operator, noise=0.1, seed=0, dtype=torch.float64)
+    samples = Samples(
+        Images(smooth_images(4, (2, 6, 7))), operator, noise=White(0.1), seed=0, dtype=torch.float64
+    )
     problem = Variational(
         operator, PricedRidge(), SquaredMisfit(), SquaredLoss(), samples={"training": samples}
     )
@@ -76,7 +79,9 @@ def oracle_of(estimator: HypergradientEstimator, **options: Any) -> BilevelOracl
 def misfit_oracle(estimator: HypergradientEstimator) -> BilevelOracle:
     """A loss in A_θ x, with an operator and a data term that learn."""
     operator = PricedGain()
-    samples = Samples(Images(smooth_images(4, (2, 6, 7))), operator, noise=0.1, seed=0, dtype=torch.float64)
+    samples = Samples(
+        Images(smooth_images(4, (2, 6, 7))), operator, noise=White(0.1), seed=0, dtype=torch.float64
+    )
     problem = Variational(
         operator, PricedRidge(), BoxedWeight(), MeasuredMisfit(), samples={"training": samples}
     )
@@ -159,6 +164,12 @@ def test_there_is_no_certified_bound() -> None:
     assert upper.depends_on_theta
     x, one = lower.start(), torch.ones(2, dtype=torch.float64)
     assert certified_bound(lower, upper, x, x, one, one) is None
+
+
+@pytest.mark.parametrize("loss", ["whiteness", "recorrupted"])
+def test_losses_in_measurements_are_differentiated_through_a_learned_operator(loss: str) -> None:
+    found = check_recipe(recipe(upper_loss=loss), registry())
+    assert found.passed and "loss" in {link.place for link in found.links}, found
 
 
 def test_blt_check_finds_a_loss_whose_derivative_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_a_learned_kernel(model: Model) -> None:
     log_kernel = torch.tensor([[0.0, 0, 0], [0, 2, 1], [0, 0, 0]])
     theta = {**model.theta, "operator.log_kernel": log_kernel}
     blurred = replace(model, problem=replace(model.problem, operator=operator), theta=theta)
-    (found,) = shown_parameters(blurred.problem, blurred.theta)
+    (found,) = shown_parameters(blurred.problem, blurred.prepared)
     assert (found.role, found.caption) == ("operator", "Kernel")
     torch.testing.assert_close(found.values[0, 0].sum(), torch.tensor(1.0).double())
     assert found.shades.max() == 1 and found.values.argmax() == 4

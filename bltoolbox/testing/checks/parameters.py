@@ -58,20 +58,20 @@ def projections(subject: Subject) -> None:
     component.project_gradient(a)
     guard.verify("project or project_gradient")
     once = component.project(_like(start, 31))
-    cause = "projecting twice must change nothing more"
+    cause = "projecting a second time must change nothing"
     _same_theta(component.project(once), once, "project(project(θ))", cause)
     of_a, of_b = component.project_gradient(a), component.project_gradient(b)
     _same_theta(component.project_gradient(of_a), of_a, "project_gradient(project_gradient(z))", cause)
     combined = component.project_gradient({name: 2 * a[name] - 3 * b[name] for name in a})
     parts = {name: 2 * of_a[name] - 3 * of_b[name] for name in a}
     _same_theta(
-        combined, parts, "project_gradient(2a − 3b)", "it is for linear constraints; others belong in project"
+        combined, parts, "project_gradient(2a − 3b)", "it must be linear; other constraints belong in project"
     )
     left, right = _inner(of_a, b), _inner(a, of_b)
     require(
         abs(left - right) <= 1e-9 * (_inner(a, a) * _inner(b, b)) ** 0.5,
         f"project_gradient is not symmetric: ⟨Pa, b⟩ = {left:.6g}, ⟨a, Pb⟩ = {right:.6g};"
-        " an orthogonal projection is",
+        " an orthogonal projection must be",
     )
 
 
@@ -128,20 +128,23 @@ def _derivative(component: Parametric, theta: Theta, name: str, direction: Theta
 
 @holds_for_all("pictures can be drawn")
 def pictures(subject: Subject) -> None:
-    component, theta = _initial(subject)
-    guard = Untouched(theta=theta)
+    component, raw = _initial(subject)
+    theta = component.prepare(raw)
+    guard = Untouched(theta=dict(theta))
     found = component.pictures(theta)
     guard.verify("pictures")
     if found is None:
-        raise NotApplicable("it shows no pictures")
+        raise NotApplicable("it has no pictures")
     fine = found.ndim == 4 and found.numel() > 0 and bool(torch.isfinite(found).all())
     require(fine, f"pictures must be finite, of shape (N, C, H, W), got {tuple(found.shape)}")
 
 
-@holds_for_all("upgrade leaves today's θ as it is")
+@holds_for_all("upgrade leaves a current θ unchanged")
 def upgrade_keeps(subject: Subject) -> None:
     component, start = _initial(subject)
-    _same_theta(component.upgrade(start), start, "upgrade(θ)", "only files of earlier versions need it")
+    _same_theta(
+        component.upgrade(start), start, "upgrade(θ)", "it must change only the θ of earlier versions"
+    )
 
 
 def _like(theta: Theta, seed: int) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""Properties of samplers. Expectations are over seeds, at each of the first steps.
+"""Properties of samplers. Expectations are taken over seeds, at each of the first steps.
 
-A sampler that observes is shown numbers that depend on the sample alone, orders of magnitude apart, after each draw.
+A sampler that observes is given numbers that depend on the sample alone, orders of magnitude apart, after each draw.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bltoolbox.bilevel.roles import Sampler
 from bltoolbox.testing.checks.base import NotApplicable, Subject, Untouched, fail, holds, require, same
 
 KIND = "sampler"
-#: Numbers of training samples to try: the first that the sampler accepts.
+#: Numbers of training samples, of which the first that the sampler accepts is used.
 SIZES = (6, 40, 150, 600)
 SEEDS = 1500
 STEPS = 3
-#: Chance that a sound sampler fails "E[v] = 1", over all statistics together; the seeds are fixed.
+#: Probability that a correct sampler fails "E[v] = 1", over all statistics together; the seeds are fixed.
 FALSE_ALARM = 1e-7
 
 
@@ -32,17 +32,19 @@ def _start(sampler: Sampler, seed: int = 0) -> tuple[int, dict[str, Any]]:
             return m, sampler.init(m, seed)
         except ValueError as error:
             reason = str(error)
-    raise NotApplicable(f"it accepts none of {SIZES} training samples ({reason}); give a smaller example()")
+    raise NotApplicable(
+        f"it accepts none of {SIZES} training samples ({reason}); let example() return options for fewer samples"
+    )
 
 
 def _draw(sampler: Sampler, seed: int, steps: int) -> list[Batch]:
     _, state = _start(sampler, seed)
-    found = []
+    batches = []
     for k in range(steps):
         batch, state = sampler.next(state)
         state = _observed(sampler, state, batch, k)
-        found.append(batch)
-    return found
+        batches.append(batch)
+    return batches
 
 
 def _observed(sampler: Sampler, state: dict[str, Any], batch: Batch, step: int) -> dict[str, Any]:
@@ -64,12 +66,12 @@ def valid(subject: Subject) -> None:
             where = f"step {k} with seed {seed} of {m} samples"
             require(len(ids) == len(weights), f"{where}: {len(ids)} ids but {len(weights)} weights")
             good = all(isinstance(i, int) and 0 <= i < m for i in ids)
-            hint = "a tensor becomes a list by tolist()"
-            require(good, f"{where}: ids must be int in 0 … {m - 1}, got {ids}; {hint}")
-            hint = "name it once, with the summed weight"
-            require(len(set(ids)) == len(ids), f"{where}: an id is twice in {ids}; {hint}")
+            hint = "convert a tensor with tolist()"
+            require(good, f"{where}: ids must be integers in 0 … {m - 1}, got {ids}; {hint}")
+            hint = "list it once, with the sum of its weights"
+            require(len(set(ids)) == len(ids), f"{where}: an id occurs twice in {ids}; {hint}")
             fine = all(isinstance(w, float | int) and 0 < w < math.inf for w in weights)
-            hint = "leave out ids of weight 0"
+            hint = "omit ids of weight 0"
             require(fine, f"{where}: weights must be positive numbers, got {weights}; {hint}")
 
 
@@ -90,14 +92,14 @@ def unbiased(subject: Subject) -> None:
     if float(excess[worst]) > 0:
         who = f"v of sample {i}" if i < m else f"the mean of v over all {m} samples"
         fail(
-            f"E[v] ≠ 1: over {SEEDS} seeds {who} at step {k} has the mean {float(mean[k, i]):.4f}, and 1 ±"
-            f" {float(slack[k, i]):.4f} is what chance allows; v_i must be 1/P(i is drawn), also for a short last batch"
-            " and after an observation, P being fixed before the draw"
+            f"E[v] ≠ 1: over {SEEDS} seeds {who} at step {k} has the mean {float(mean[k, i]):.4f}, but chance allows"
+            f" only 1 ± {float(slack[k, i]):.4f}; v_i must be 1/P(i is drawn), also for a short last batch and after an"
+            " observation; P must be fixed before the draw"
         )
 
 
 def _slack(samples: Tensor) -> Tensor:
-    """Empirical Bernstein bound (Maurer & Pontil 2009) on |mean − E|; rounding where nothing is random."""
+    """Empirical Bernstein bound (Maurer & Pontil 2009) on |mean − E|, plus rounding errors."""
     count = len(samples)
     log = math.log(4 * samples[0].numel() / FALSE_ALARM)
     spread = samples.amax(0) - samples.amin(0)
@@ -107,7 +109,7 @@ def _slack(samples: Tensor) -> Tensor:
 @holds(KIND, "same seed, same draws")
 def deterministic(subject: Subject) -> None:
     first, second = ([_plain(batch) for batch in _draw(subject(), 3, 8)] for _ in range(2))
-    message = "two samplers with the same seed drew different batches; use a generator keyed by seed"
+    message = "two samplers with the same seed drew different batches; use a generator keyed by the seed"
     require(same(first, second), message)
 
 
@@ -125,8 +127,8 @@ def restorable(subject: Subject) -> None:
         restored = _observed(subject(), restored, again, k)
         require(
             same(_plain(batch), _plain(again)),
-            f"{k + 1} draws after its state was saved and loaded it draws {_plain(again)} instead of {_plain(batch)};"
-            " whatever it needs must be in the state, not in self",
+            f"draw {k + 1} after its state was saved and loaded is {_plain(again)} instead of {_plain(batch)};"
+            " whatever evolves must be in the state, not in self",
         )
 
 
@@ -166,7 +168,7 @@ def observes(subject: Subject) -> None:
     )
 
 
-@holds(KIND, "full says whether every batch is all samples")
+@holds(KIND, "full as declared")
 def full(subject: Subject) -> None:
     sampler = subject()
     if not subject.cls.full:
@@ -174,11 +176,11 @@ def full(subject: Subject) -> None:
     m, _ = _start(sampler)
     for batch in _draw(sampler, 0, 3):
         complete = sorted(batch.ids) == list(range(m)) and all(w == 1 for w in batch.weights)
-        require(complete, f"it declares full = True, but a batch of {m} samples has {_plain(batch)}")
+        require(complete, f"it declares full = True, but for {m} samples a batch is {_plain(batch)}")
 
 
 def reload(state: Any) -> Any:
-    """Through ``torch.save`` and back, as a checkpoint goes; only plain numbers and tensors come through."""
+    """The state after ``torch.save`` and loading, as in a checkpoint: only plain numbers and tensors are allowed."""
     buffer = io.BytesIO()
     try:
         torch.save(state, buffer)
@@ -186,8 +188,8 @@ def reload(state: Any) -> Any:
         return torch.load(buffer, weights_only=True)
     except Exception as error:
         fail(
-            f"the state cannot be saved and loaded again ({type(error).__name__}); keep to numbers, text, tensors, and"
-            " lists and dicts of them"
+            f"the state cannot be saved and loaded again ({type(error).__name__}); use only numbers, text and tensors,"
+            " and lists and dicts of them"
         )
 
 

@@ -3,15 +3,15 @@
     D(t; y) = ½ e^{θ_c} Σ_k w_k (t_k − y_k)²,        D' = e^{θ_c} w(t − y),   D'' = e^{θ_c} w
 
 w is 1, or an array from an ``.npy`` file that broadcasts with the measurements of one sample: 0 for entries to ignore,
-1/σ² for noise of varying level. ‖D''‖ = e^θ max w, and D is e^θ min w strongly convex in t.
+1/σ² for noise of varying strength. ‖D''‖ = e^θ max w, and D is (e^θ min w)-strongly convex in t.
 
 θ = 0 unless `learned` is set. Then the balance of data term and regularizer is learned: one weight for all samples,
-or one for each of several `classes` of images, e.g. of two scanners or doses, which share the regularizer. The data
-give the class of each sample, 0 to classes − 1, as `class` in their context. Where the regularizer has a scale of its
-own, as `foe` (which also has a weight for each filter), a single weight adds nothing; several do.
+or one for each of several `classes` of images, e.g. from two scanners or doses, which share the regularizer. The data
+give the class of each sample, 0 to classes − 1, as `class` in their context. If the regularizer has a scale of its own,
+as `foe` does (with a weight for each filter, too), a single weight adds nothing; several do.
 
-When to choose it: Gaussian noise, which makes it the negative log-likelihood, and wherever nothing better is known.
-Outliers call for `huber`, photon counts for `poisson`, noise whose level depends on the place for `weight-map`.
+When to choose it: Gaussian noise, for which it is the negative log-likelihood, and whenever nothing better is known.
+Use `huber` for outliers, `poisson` for photon counts and `weight-map` for noise whose level depends on the place.
 
 Reference: Engl, Hanke & Neubauer, *Regularization of inverse problems*, 1996.
 """
@@ -33,8 +33,8 @@ class LeastSquares(DataTerm):
     """Half the squared distance to the measurements.
 
     Args:
-        weights: path of an .npy file of weights w ≥ 0, of the shape of the measurements of one sample or one that
-            broadcasts with it; all 1 if left out.
+        weights: path of an .npy file of weights w ≥ 0, in the shape of the measurements of one sample or one that
+            broadcasts with it; all 1 by default.
         learned: whether the weight e^θ of the whole term is learned, starting at 1.
         classes: number of learned weights, one for each class of images.
     """
