@@ -21,7 +21,7 @@ from torch import Tensor
 
 import bltoolbox
 from bltoolbox.bilevel.device import DTYPES
-from bltoolbox.bilevel.records import Rows, Theta
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.config.block import Block
@@ -29,9 +29,10 @@ from bltoolbox.config.compatibility import listed
 from bltoolbox.config.reading import PIXELS, THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
-from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.evaluation import absolute, solve_cold
 from bltoolbox.restoration.from_recipe import build, build_problem
 from bltoolbox.restoration.layout import image_layout
+from bltoolbox.restoration.metrics import UNIT, Range
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.samples import converted
@@ -80,33 +81,51 @@ class Model(Shown):
         names = self.recipe.regularizer.name, self.recipe.operator.name
         return f"Model(regularizer={names[0]!r}, operator={names[1]!r}, parameters={self.size})"
 
-    def solve(self, y: Tensor | np.ndarray, tol: float | None = None, context: Rows | None = None) -> Tensor:
-        """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
+    @property
+    def range(self) -> Range:
+        """The values between which images lie: [0, 1] unless the training data have another range."""
+        return self.problem.range
+
+    def solve(
+        self,
+        y: Tensor | np.ndarray,
+        tol: float | None = None,
+        *,
+        context: Mapping[str, Tensor | np.ndarray] | None = None,
+    ) -> Tensor:
+        """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)`` of images with values in ``range``.
 
         The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
-        distance to the exact minimiser, ``context`` what the components need to know about each sample, e.g. its
-        class, one row per sample. Not differentiable: the result is detached from ``y`` and θ.
+        distance to the exact minimiser, by default ``evaluation_tol`` times the width of the range. ``context`` is
+        what the components need to know about each measurement, e.g. masks, kernels or a class: one row each, or for
+        a single measurement the entry itself. Not differentiable: the result is detached from ``y`` and θ.
         """
         with detached():
             return self._solve(y, tol, dict(context or {}))
 
-    def _solve(self, y: Tensor | np.ndarray, tol: float | None, context: dict[str, Tensor]) -> Tensor:
+    def _solve(
+        self, y: Tensor | np.ndarray, tol: float | None, context: dict[str, Tensor | np.ndarray]
+    ) -> Tensor:
         # A copy of an array: torch takes neither negative strides nor, without a warning, read-only memory.
         given = y.detach() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
         if given.ndim not in (3, 4):
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
         batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
-        context = converted(context, batch.dtype, batch.device)
+        rows = self._rows(context, len(batch), single=given.ndim == 3)
         try:
-            shape = self.problem.image_shape(self.theta, batch, context)
+            shape = self.problem.image_shape(self.theta, batch, rows)
         except ValueError as error:
             raise BltError(str(error)) from error
+        except KeyError as error:
+            raise BltError(
+                f"the operator needs context: {error}; give one row for each measurement"
+            ) from error
         if (sentence := self.check(shape)) is not None:
             raise BltError(sentence)
         at = self.problem.restoring.at(self.theta, shape)
-        tol = self.recipe.evaluation_tol if tol is None else tol
+        tol = absolute(self.recipe.evaluation_tol, self.problem) if tol is None else tol
         try:
-            lower = at.on(batch, context)
+            lower = at.on(batch, rows)
         except ValueError as error:
             raise BltError(str(error)) from error
         x = solve_cold(self.solver, lower, tol, self.recipe.iteration_limit).x
@@ -119,6 +138,21 @@ class Model(Shown):
             return refusal[1]
         misfit = self.shape and find_size_misfit(self.problem, self.theta, self.shape, shape)
         return f"{misfit[1]}; use images of that size" if misfit else None
+
+    def _rows(self, context: dict[str, Tensor | np.ndarray], count: int, single: bool) -> dict[str, Tensor]:
+        """What the operator needs to know, on the device and in the precision that are computed with."""
+        given = {
+            name: entry.detach() if isinstance(entry, Tensor) else torch.from_numpy(np.array(entry))
+            for name, entry in context.items()
+        }
+        rows = {name: entry.unsqueeze(0) if single else entry for name, entry in given.items()}
+        for name, entry in rows.items():
+            if entry.ndim == 0 or len(entry) != count:
+                found = 0 if entry.ndim == 0 else len(entry)
+                raise BltError(
+                    f"context {name!r} has {found} rows for {count} measurements; give one for each"
+                )
+        return converted(rows, self._reference.dtype, self._reference.device)
 
     @cached_property
     def channels(self) -> int:
@@ -189,7 +223,7 @@ class Model(Shown):
         """Write θ and the recipe to one file, atomically."""
         from bltoolbox.runs.files import write_bytes
 
-        write_bytes(Path(path), encode(self.theta, self.recipe, self.shape))
+        write_bytes(Path(path), encode(self.theta, self.recipe, self.range, self.shape))
 
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
@@ -208,7 +242,7 @@ class Model(Shown):
             raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
         recipe = recipe_from_dict(settings, registry=registry)
         try:
-            problem = build_problem(recipe, registry)
+            problem = replace(build_problem(recipe, registry), range=read_range(metadata, source))
             solver = build(recipe, "lower_solver", registry)
         except RecipeError as error:  # e.g. the file of a kernel is on another machine
             sentences = "; ".join(problem.message for problem in error.problems)
@@ -250,10 +284,16 @@ def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
     return {name: value.to(otherwise) for name, value in theta.items()}
 
 
-def solve(y: Tensor | np.ndarray, theta: Model | Path | str, tol: float | None = None) -> Tensor:
+def solve(
+    y: Tensor | np.ndarray,
+    theta: Model | Path | str,
+    tol: float | None = None,
+    *,
+    context: Mapping[str, Tensor | np.ndarray] | None = None,
+) -> Tensor:
     """Restore ``y`` with a trained θ: a model, a θ file or a run directory. No training, and not differentiable."""
     model = theta if isinstance(theta, Model) else Model.load(theta)
-    return model.solve(y, tol)
+    return model.solve(y, tol, context=context)
 
 
 def replace_operator(model: Model, section: dict[str, Any], registry: Registry | None = None) -> Model:
@@ -276,14 +316,18 @@ def _with_operator(model: Model, operator: Operator, recipe: Recipe) -> Model:
     return replace(model, problem=replace(model.problem, operator=operator), theta=theta, recipe=recipe)
 
 
-def encode(theta: Theta, recipe: Recipe, shape: Sequence[int] | None = None) -> bytes:
-    """The bytes of a θ file."""
+def encode(theta: Theta, recipe: Recipe, span: Range = UNIT, shape: Sequence[int] | None = None) -> bytes:
+    """The bytes of a θ file; ``span`` is the range of values and ``shape`` that of the images that θ is for."""
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in theta.items()}
     # A model does not need the loggers of its training.
     settings = {key: value for key, value in recipe.to_dict().items() if key != "loggers"}
-    metadata = {"bltoolbox": bltoolbox.__version__, "recipe": json.dumps(settings)}
+    metadata = {
+        "bltoolbox": bltoolbox.__version__,
+        "range": json.dumps([float(value) for value in span]),
+        "recipe": json.dumps(settings),
+    }
     if shape is not None:
         metadata["shape"] = json.dumps(list(shape))
     return _in_order(save(tensors, metadata))
@@ -297,6 +341,19 @@ def _in_order(content: bytes) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
     return len(text).to_bytes(8, "little") + text + content[start:]
+
+
+def read_range(metadata: Mapping[str, Any], source: Path | str) -> Range:
+    """The range of values of the images that θ is for; files of earlier versions have none, and mean [0, 1]."""
+    if "range" not in metadata:
+        return UNIT
+    try:
+        low, high = map(float, parse_json(metadata["range"], source))
+    except (TypeError, ValueError, OverflowError):
+        low = high = 0.0
+    if not -math.inf < low < high < math.inf:
+        raise BltError(f"{source}: its range of values is damaged, so it cannot be used")
+    return low, high
 
 
 def read_theta(source: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -51,7 +51,7 @@ def find_flaw(
     for name, value in theta.items():
         if bad := int((~torch.isfinite(value)).sum()):
             return f"{bad} of the {value.numel()} entries of {name} are NaN or infinite"
-    return _find_overflow(problem.regularizer, split(theta, "regularizer"), channels, constants, shape)
+    return _find_overflow(problem, split(theta, "regularizer"), channels, constants, shape)
 
 
 def find_size_misfit(
@@ -109,15 +109,16 @@ def _to_try(
 
 
 def _find_overflow(
-    regularizer: Regularizer,
+    problem: Variational,
     theta: Theta,
     channels: Iterable[int],
     constants: bool,
     trained: Sequence[int] | None,
 ) -> str | None:
     """Which quantity of the regularizer is not finite at θ."""
+    regularizer = problem.regularizer
     for shape in _to_try(regularizer, channels, trained) if theta else ():
-        x = torch.linspace(0, 1, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
+        x = torch.linspace(*problem.range, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
         try:
             quantities = _quantities(regularizer, regularizer.prepare(theta), x, constants)
         except (ValueError, RuntimeError, IndexError):
