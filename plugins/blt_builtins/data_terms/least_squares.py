@@ -1,9 +1,10 @@
 """Least squares, plain or weighted.
 
-    D(t; y) = ½ Σ_k w_k (t_k − y_k)²,        D' = w(t − y),   D'' = w
+    D(t; y) = ½ Σ_k w_k (t_k + b − y_k)²,        D' = w(t + b − y),   D'' = w
 
 w is 1, or an array from an ``.npy`` file that broadcasts with the measurements of one sample: 0 for entries to ignore,
-1/σ² for noise of varying level. ‖D''‖ = max w, and D is min w strongly convex in t.
+1/σ² for noise of varying level. ‖D''‖ = max w, and D is min w strongly convex in t. A background b ≠ 0 does not scale with the
+image, so that such a model cannot be carried to another noise level.
 
 When to choose it: Gaussian noise, which makes it the negative log-likelihood, and wherever nothing better is known.
 Outliers call for `huber`, photon counts for `poisson`.
@@ -27,20 +28,27 @@ class LeastSquares(DataTerm):
     Args:
         weights: path of an .npy file of weights w ≥ 0, of the shape of the measurements of one sample or one that
             broadcasts with it; all 1 if left out.
+        background: b, what the measurement adds to A x everywhere, as `poisson` noise does; that of the noise.
     """
 
     quadratic: ClassVar[bool] = True
     rescales: ClassVar[bool] = True
 
-    def __init__(self, weights: str | None = None) -> None:
+    def __init__(self, weights: str | None = None, background: float = 0.0) -> None:
         self.weights = None if weights is None else Constant(read_weights(weights))
+        self.background = background
+        self.rescales = background == 0  # type: ignore[misc]
+
+    def centre(self, theta: Theta, y: Tensor) -> Tensor:
+        return y - self.background if self.background else y
 
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
-        misfit = t - y
+        misfit = t - self.centre(theta, y)
         return 0.5 * dot(misfit, misfit if self.weights is None else self.weights.like(y) * misfit)
 
     def gradient(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
-        return t - y if self.weights is None else self.weights.like(y) * (t - y)
+        misfit = t - self.centre(theta, y)
+        return misfit if self.weights is None else self.weights.like(y) * misfit
 
     def curvature(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor | float:
         return 1.0 if self.weights is None else self.weights.like(y).expand(y.shape)
@@ -58,4 +66,4 @@ class LeastSquares(DataTerm):
 
     def prox(self, theta: Theta, t: Tensor, y: Tensor, step: Tensor | float) -> Tensor:
         step = step if self.weights is None else step * self.weights.like(y)
-        return (t + step * y) / (1 + step)
+        return (t + step * self.centre(theta, y)) / (1 + step)
