@@ -3,8 +3,8 @@
     D(t; y) = ½ Σ_k w_k (t_k + b − y_k)²,        D' = w(t + b − y),   D'' = w
 
 w is 1, or an array from an ``.npy`` file that broadcasts with the measurements of one sample: 0 for entries to ignore,
-1/σ² for noise of varying level. ‖D''‖ = max w, and D is min w strongly convex in t. A background b ≠ 0 does not scale with the
-image, so that such a model cannot be carried to another noise level.
+1/σ² for noise of varying level. ‖D''‖ = max w, and D is min w strongly convex in t. A background b ≠ 0 does not scale
+with the image, so that such a model cannot be carried to another noise level.
 
 When to choose it: Gaussian noise, which makes it the negative log-likelihood, and wherever nothing better is known.
 Outliers call for `huber`, photon counts for `poisson`.

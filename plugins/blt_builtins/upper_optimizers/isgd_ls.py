@@ -22,13 +22,23 @@ an adaptive step as its open question.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from blt_builtins.upper_optimizers.schedule import Auto, descend, first_step, sampled_gradient, step_metrics
-from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Step, Theta, UpperOptimizer, theta_norm
+from bltoolbox.plugin import (
+    Accuracy,
+    HypergradientResult,
+    NumericalError,
+    Oracle,
+    Step,
+    Theta,
+    UpperOptimizer,
+    theta_norm,
+)
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 
@@ -115,6 +125,11 @@ class ISGDLineSearch(UpperOptimizer):
         """
         slope = theta_norm(z.values()) ** 2
         base = oracle.value(theta, Accuracy(tol)).value
+        if not math.isfinite(base):
+            raise NumericalError(
+                f"the loss cannot be computed to the accuracy {tol:.3g} that its changes are measured with; increase"
+                " upper_optimizer.tol or value_tol, or use dtype: float64"
+            )
         while first and alpha * slope < _UNSEEN * base:
             alpha *= 10
         last = 0
