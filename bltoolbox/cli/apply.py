@@ -103,7 +103,7 @@ def apply(
         raise UsageError(f"--tol {tol:g} is out of range; give a number between 0 and 1")
     options = parse_kernel(kernel) if kernel is not None else {}
     if truth is not None and not truth.exists():
-        raise UsageError(f"--truth: no file or folder {truth}")
+        raise UsageError(f"--truth: {truth} does not exist; give a file or a folder")
     jobs, notes = plan(inputs, out, force)
     if truth is not None and truth.is_file() and len(jobs) > 1:
         raise UsageError(f"--truth {truth} is one file, but there are {len(jobs)} pictures; give a folder")

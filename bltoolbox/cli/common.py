@@ -1,4 +1,4 @@
-"""What the commands share: their common options and their output.
+"""Shared by the commands: common options and output.
 
 Data goes to stdout and is never wrapped; messages for people go to stderr.
 """
@@ -34,8 +34,9 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE.py", help="Also load this plugin file; repeatable."),
 ]
-
-
+RunDirectories = Annotated[
+    list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps.")
+]
 MetricNames = Annotated[
     str, typer.Option("--metric", metavar="NAMES", help="What to measure, e.g. psnr,ssim,nrmse.")
 ]
@@ -72,7 +73,7 @@ def _show_warnings() -> None:
 
 
 def print_json(data: Any) -> None:
-    # NaN and Infinity are not JSON; a script gets null or a readable word instead of a parse error.
+    # NaN and Infinity are not JSON; a script gets null or a name instead of a parse error.
     text = json.dumps(finite(data, str), indent=2, ensure_ascii=False, allow_nan=False)
     typer.echo(printable_json(text))
 

@@ -1,7 +1,7 @@
-"""The page as text: ``static/page.html`` has its structure, and escapes all that comes from a run.
+"""The page as text: ``static/page.html`` has its structure, and escapes everything that comes from a run.
 
-The page's own policy allows only these styles and scripts, known by their hashes, and pictures that are
-part of it: whatever a recipe says, no request leaves the browser and nothing of a recipe can be executed.
+The policy of the page allows only these styles and scripts, identified by their hashes, and embedded pictures: whatever
+a recipe contains, no request leaves the browser, and nothing in a recipe can be executed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,15 @@ from jinja2 import Environment, StrictUndefined
 
 import bltoolbox
 from bltoolbox.reports.html.curves import charts, curves
-from bltoolbox.reports.html.facts import LEDGER, RunFacts, differences, duration
+from bltoolbox.reports.html.facts import RunFacts, differences
 from bltoolbox.reports.html.pictures import Learned, Pictures, data_uri
+from bltoolbox.reports.html.tables import columns, ladder, ledger
 from bltoolbox.runs.files import finite
 from bltoolbox.runs.metric import most_common
 
 PAGE = Path(__file__).parent / "static"
 _SCRIPTS = ("ticks.js", "chart.js", "viewer.js", "page.js")
-#: Colours of runs; beyond them lines are told apart by their dashes as well.
+#: Colours of runs; further lines are also distinguished by dashes.
 COLOURS = 8
 _MARKS = {
     "finished": "Finished",
@@ -38,7 +38,7 @@ _MARKS = {
 
 
 def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Sequence[str]) -> str:
-    """The whole page."""
+    """The page as HTML."""
     style = _read("style.css")
     script = "\n".join(_read(name) for name in _SCRIPTS)
     several = len(runs) > 1
@@ -62,15 +62,15 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
         marks=_MARKS,
         colours=COLOURS,
         notes=found,
-        columns=_columns(runs) if several else (),
+        columns=columns(runs) if several else (),
         settings=differences(runs) if several else (),
-        ladder=None if several else _ladder(runs[0]),
-        ledger=_ledger(runs),
+        ladder=None if several else ladder(runs[0]),
+        ledger=ledger(runs),
     )
 
 
 def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str, Any]:
-    """What the scripts draw: curves, images and filters; each picture once."""
+    """The data that the scripts draw: curves, images and filters; each picture once."""
     assets: dict[str, str] = {}
     metric = most_common([one.metric for one in runs])
 
@@ -128,78 +128,8 @@ def _names(runs: Sequence[RunFacts]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
-@dataclass(frozen=True)
-class Ladder:
-    """The metric as bars, from the measured images upwards: key, name, width in percent and value of each."""
-
-    caption: str
-    rows: list[tuple[str, str, str, str]]
-
-
-def _ladder(one: RunFacts) -> Ladder | None:
-    metric, steps = one.metric, one.qualities()
-    if len(steps) < 2:
-        return None
-    values = [value for _, _, value in steps]
-    least = 50 * 10.0**-metric.digits
-    low = min(values) - 0.35 * max(max(values) - min(values), least)
-    widths = [f"{100 * (value - low) / (max(values) - low):.2f}" for value in values]
-    count = one.environment().get("images", {})
-    sets = count.get("evaluation") if isinstance(count, dict) else None
-    count = sets[0] if isinstance(sets, list) and sets else None
-    caption = f"mean over {count} evaluation images" if count else "mean over the evaluation images"
-    rows = [
-        (key, name, width, metric.number(value))
-        for (key, name, value), width in zip(steps, widths, strict=True)
-    ]
-    return Ladder(caption, rows)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One figure of all runs, and the number of the run with the best one."""
-
-    name: str
-    cells: list[str]
-    best: int | None = None
-
-
-def _columns(runs: Sequence[RunFacts]) -> list[Column]:
-    """How runs went and what they found."""
-    columns: list[Column] = []
-    metric = most_common([one.metric for one in runs])
-    form = f".{metric.digits}f"
-
-    def add(name: str, values: Iterable[float | None], form: str, best: Any = None) -> None:
-        found = list(values)
-        known = [value for value in found if value is not None]
-        if known:
-            winner = found.index(best(known)) if best and len(known) > 1 else None
-            cells = ["–" if value is None else format(value, form) for value in found]
-            columns.append(Column(name, cells, winner))
-
-    add(f"Test {metric.label}", (one.run.tested(metric) for one in runs), form, metric.best)
-    add("Best at a check", (one.run.best("evaluation", metric) for one in runs), form, metric.best)
-    add(f"Validation {metric.label}", (one.run.validated(metric) for one in runs), form, metric.best)
-    add("Final loss", (one.final_loss() for one in runs), ".4g", min)
-    add("Steps", (one.run.step_count for one in runs), ",.0f")
-    add("Computations", (one.run.computations for one in runs), ",.0f")
-    times = ["–" if one.run.seconds is None else duration(one.run.seconds) for one in runs]
-    return [*columns, Column("Time", times)]
-
-
-def _ledger(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[float | None]]]:
-    """Name, meaning and the count of each run, for the entries that are not zero everywhere."""
-    found = [one.ledger() for one in runs]
-    return [
-        (name, what, [one.get(key) for one in found])
-        for key, (name, what) in LEDGER.items()
-        if any(one.get(key) for one in found)
-    ]
-
-
 def _json(data: Any) -> str:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot close the element that contains it."""
     text = json.dumps(finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

@@ -1,4 +1,7 @@
-"""The properties that each role promises; importing this package declares them all."""
+"""The properties that each role promises, one file per role; importing this package registers them all.
+
+May import what ``testing`` may. A change here can let a wrong component pass, or refuse a correct one.
+"""
 
 from bltoolbox.testing.checks import (
     data,
@@ -6,7 +9,9 @@ from bltoolbox.testing.checks import (
     data_term_claims,
     hypergradient,
     logger,
+    noise,
     operator,
+    parameters,
     regularizer,
     regularizer_bounds,
     sampler,
@@ -33,7 +38,9 @@ __all__ = [
     "data_term_claims",
     "hypergradient",
     "logger",
+    "noise",
     "operator",
+    "parameters",
     "regularizer",
     "regularizer_bounds",
     "sampler",

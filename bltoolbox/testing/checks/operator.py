@@ -1,4 +1,4 @@
-"""Properties of operators, at the true θ (none) and, where they learn, near the initial one."""
+"""Properties of operators, without parameters and, if they have any, near the initial θ."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.testing.checks.base import (
@@ -30,7 +31,7 @@ from bltoolbox.testing.checks.numerics import (
     fitting_shape,
     noisy_images,
     parameters,
-    require_check_speaks,
+    require_check_refuses,
     shifted,
 )
 
@@ -38,12 +39,10 @@ KIND = "operator"
 COUNT = 3
 
 
-def thetas(
-    operator: Operator, shape: Sequence[int], dtype: torch.dtype = torch.float64
-) -> list[dict[str, Tensor]]:
-    """None, with which measurements are made, and one near the initial θ if there are parameters."""
+def thetas(operator: Operator, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> list[Theta]:
+    """The empty θ, with which measurements are made, and one near the initial θ if there are parameters; prepared."""
     learned = cast(parameters(operator, shape), dtype)
-    return [{}, learned] if learned else [{}]
+    return [operator.prepare(theta) for theta in ([{}, learned] if learned else [{}])]
 
 
 def images(operator: Operator, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -55,14 +54,11 @@ def deterministic(subject: Subject) -> None:
     first, second = subject(), subject()
     x = images(first)
     require(
-        same(first.apply(x, {}, {}), second.apply(x, {}, {}))
-        and same(first.apply(x, {}, {}), first.apply(x, {}, {})),
+        same(_measure(first, x), _measure(second, x)) and same(_measure(first, x), _measure(first, x)),
         "apply(x) differed between two calls with the same x; draw masks and kernels once, from a seed",
     )
-    init = [one.init_params(x.shape[1:], keyed_generator("θ", 0)) for one in (first, second)]
-    require(
-        same(*init), "init_params with equal generators differed; draw only from the generator it is given"
-    )
+    init = [component.init_params(x.shape[1:], keyed_generator("θ", 0)) for component in (first, second)]
+    require(same(*init), "init_params differed for equal generators; draw only from the given generator")
 
 
 @holds(KIND, "linear in x")
@@ -71,7 +67,7 @@ def linear(subject: Subject) -> None:
     x, other = images(operator), normal(*images(operator).shape, seed=3)
     for theta in thetas(operator, x.shape[1:]):
         expected = 2 * operator.apply(x, theta, {}) - 3 * operator.apply(other, theta, {})
-        cause = "A is linear; offsets, clipping and noise do not belong in apply"
+        cause = "A must be linear; offsets, clipping and noise do not belong in apply"
         require_close(operator.apply(2 * x - 3 * other, theta, {}), expected, 1e-10, "apply(2x − 3x')", cause)
 
 
@@ -89,8 +85,9 @@ def adjoint(subject: Subject) -> None:
         scale = float(image.norm() * y.norm())
         require(
             float((left - right).abs().max()) <= 1e-11 * scale,
-            f"adjoint is not that of apply: for random x and y ⟨Ax, y⟩ = {float(left[worst]):.8g}, but ⟨x, Aᵀy⟩ ="
-            f" {float(right[worst]):.8g}; look at the boundary rule, a flipped kernel, a missing factor",
+            f"adjoint is not the adjoint of apply: for random x and y, ⟨Ax, y⟩ = {float(left[worst]):.8g}, but"
+            f" ⟨x, Aᵀy⟩ = {float(right[worst]):.8g}; check the boundary rule, the orientation of kernels"
+            " and constant factors",
         )
 
 
@@ -98,14 +95,14 @@ def adjoint(subject: Subject) -> None:
 def batch_independent(subject: Subject) -> None:
     operator = subject()
     x = images(operator)
-    y = operator.apply(x, {}, {})
+    theta, y = operator.prepare({}), _measure(operator, x)
     for name, given in (("apply", x), ("adjoint", y), ("start", y)):
         method = getattr(operator, name)
-        together = method(given, {}, {})
+        together = method(given, theta, {})
         for index in batches(COUNT):
-            what = f"{name} of {describe_batch(index)} differs from the same in a batch of {COUNT}"
-            cause = "the first dimension is the sample, and nothing may mix samples"
-            require_close(method(given[index], {}, {}), together[index], 1e-10, what, cause)
+            what = f"{name} of {describe_batch(index)} differs from the result in a batch of {COUNT}"
+            cause = "the first dimension is the sample, and samples must not be mixed"
+            require_close(method(given[index], theta, {}), together[index], 1e-10, what, cause)
 
 
 @holds(KIND, "float32 and float64 are kept")
@@ -132,7 +129,7 @@ def untouched(subject: Subject) -> None:
             guard.verify(name)
 
 
-@holds(KIND, "spectrum holds true bounds")
+@holds(KIND, "spectrum gives valid bounds")
 def spectrum(subject: Subject) -> None:
     operator = subject()
     x = images(operator)[:1]
@@ -141,11 +138,14 @@ def spectrum(subject: Subject) -> None:
         least, most = operator.spectrum(theta, shape, {})
         smallest, largest = extreme_eigenvalues(_normal_map(operator, theta), x)
         if least is not None:
-            require(float(least) >= 0, f"spectrum claims {float(least):.6g} ≤ AᵀA, and 0 is always true")
+            require(
+                float(least) >= 0,
+                f"spectrum claims {float(least):.6g} ≤ AᵀA, although 0 is always a valid bound",
+            )
             require(
                 smallest >= float(least) * (1 - 1e-9) - 1e-9 * largest,
                 f"spectrum claims {float(least):.6g} ≤ AᵀA, but its smallest eigenvalue is {smallest:.6g}; accuracies"
-                " would be called certified that are not",
+                " would be wrongly called certified",
             )
         if most is not None:
             require(
@@ -160,24 +160,24 @@ def start(subject: Subject) -> None:
     operator = subject()
     x = images(operator)
     for theta in thetas(operator, x.shape[1:]):
-        found = operator.start(operator.apply(x, theta, {}), theta, {})
-        require_like(found, x, "start(y)")
-        require(bool(torch.isfinite(found).all()), "start(y) is not finite")
+        result = operator.start(operator.apply(x, theta, {}), theta, {})
+        require_like(result, x, "start(y)")
+        require(bool(torch.isfinite(result).all()), "start(y) is not finite")
 
 
 @holds(KIND, "measured is a mask")
 def measured(subject: Subject) -> None:
     operator = subject()
-    y = operator.apply(images(operator), {}, {})
+    y = _measure(operator, images(operator))
     mask = operator.measured(y, {})
     if mask is None:
         raise NotApplicable("all of y is measured")
     require(
         bool(((mask == 0) | (mask == 1)).all()),
-        "measured must be 1 where y holds measurements and 0 elsewhere, so that noise keeps its level",
+        "measured must be 1 where y contains measurements and 0 elsewhere, so that the noise level is right",
     )
     outside = float((y * (1 - mask.to(y))).abs().max())
-    require(outside == 0, f"A x is not zero where nothing is measured, but up to {outside:.3g}")
+    require(outside == 0, f"A x must be zero where nothing is measured, but reaches {outside:.3g} there")
 
 
 @holds(KIND, "apply is differentiable in θ")
@@ -187,40 +187,45 @@ def differentiable(subject: Subject) -> None:
     theta = parameters(operator, x.shape[1:])
     if not theta:
         raise NotApplicable("it has no parameters")
-    u = normal(*operator.apply(x, theta, {}).shape, seed=9)
+    u = normal(*_measure(operator, x, theta).shape, seed=9)
     leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
-    total = dot(operator.apply(x, leaves, {}), u).sum()
+    total = dot(_measure(operator, x, leaves), u).sum()
     require(total.requires_grad, "apply must be differentiable in θ; avoid detach, .item() and no_grad")
-    found = torch.autograd.grad(total, list(leaves.values()))
+    result = torch.autograd.grad(total, list(leaves.values()))
     direction = {name: normal(*value.shape, seed=10) for name, value in theta.items()}
-    claimed = torch.stack([(g * d).sum() for g, d in zip(found, direction.values(), strict=True)]).sum()
+    claimed = torch.stack([(g * d).sum() for g, d in zip(result, direction.values(), strict=True)]).sum()
 
     def along(t: float) -> Tensor:
-        return dot(operator.apply(x, shifted(theta, direction, t), {}), u).sum()
+        return dot(_measure(operator, x, shifted(theta, direction, t)), u).sum()
 
     quotient, error = best_difference(along, claimed)
     require(
         error <= 1e-5,
         f"the derivative of ⟨A_θ x, u⟩ in θ: expected {float(quotient):.6g} from finite differences, got"
-        f" {float(claimed):.6g} from autograd; a part of apply may not depend on θ for autograd",
+        f" {float(claimed):.6g} from autograd; part of apply may be hidden from autograd",
     )
 
 
-@holds(KIND, "check speaks for the images that cannot be measured")
+@holds(KIND, "check refuses images that cannot be measured")
 def check_respected(subject: Subject) -> None:
     operator = subject()
 
     def measured(shape: Sequence[int]) -> Tensor:
         x = noisy_images(2, shape)
-        back = operator.start(operator.apply(x, {}, {}), {}, {})
+        back = operator.start(_measure(operator, x), operator.prepare({}), {})
         require_like(back, x, f"start(apply(x)) of images of {'×'.join(map(str, shape))}")
         return back
 
-    require_check_speaks(operator, measured, "measuring them")
+    require_check_refuses(operator, measured, "measuring them")
 
 
-def _normal_map(operator: Operator, theta: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-    """v ↦ AᵀA v, the adjoint by autograd: a wrong ``adjoint`` is the business of another property."""
+def _measure(operator: Operator, x: Tensor, theta: Theta | None = None) -> Tensor:
+    """A_θ x for a θ that is not prepared yet; the empty θ by default, as when measurements are made."""
+    return operator.apply(x, operator.prepare(theta or {}), {})
+
+
+def _normal_map(operator: Operator, theta: Theta) -> Callable[[Tensor], Tensor]:
+    """v ↦ AᵀA v with the adjoint by autograd, since another property tests ``adjoint``."""
 
     def product(v: Tensor) -> Tensor:
         with torch.enable_grad():

@@ -1,12 +1,13 @@
-"""Archives from the web: resumed where they were interrupted, verified, moved into place as a whole.
+"""Archives from the web: downloads are resumed and verified, and their files are moved into place atomically.
 
-An archive grows as ``NAME.part``. A broken download continues from there by HTTP Range if the server supports
-it, else it starts again; nothing counts before its MD5 sum is right. The archive is unpacked beside its destination
-and renamed, so that a folder is there completely or not at all. Whatever goes wrong is a ``MissingError`` that says
-what to do.
+An archive is downloaded to ``NAME.part``. An interrupted download continues from there by HTTP Range if the server
+supports it, and otherwise restarts; it is used only if its MD5 sum is right. The archive is unpacked beside its
+destination and renamed, so a folder is either complete or missing. Every failure is a ``MissingError`` that says what
+to do.
 
-By hand, over urllib (which uses the proxies of the environment), because neither torchvision's ``download_url`` nor
-pooch resumes a download or bounds its size, and torchvision's has no timeout and tries plain HTTP where HTTPS fails.
+This uses urllib directly (which respects the proxies of the environment), because neither torchvision's
+``download_url`` nor pooch resumes a download or limits its size, and torchvision's has no timeout and falls back to
+plain HTTP if HTTPS fails.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from bltoolbox.plugin import DOWNLOAD, BltError, MissingError, acquire, open_file, open_regular
+from bltoolbox.plugin import DOWNLOAD, BltError, MissingError, acquire, make_folder, open_file, open_regular
 
 _BLOCK = 2**18
 #: Seconds without a byte before a connection counts as dead; connections in a row that bring nothing before we give
@@ -39,10 +40,22 @@ TRIES = 3
 PAUSE = 1.0
 
 
-def fetch(url: str, md5: str, folder: Path, members: Sequence[str], there: Callable[[], bool]) -> None:
-    """Get the archive at ``url`` and put its ``members``, the folders at its top, into ``folder``."""
+def fetch(
+    url: str,
+    md5: str,
+    folder: Path,
+    members: Sequence[str],
+    there: Callable[[], bool],
+    root: Path | None = None,
+) -> None:
+    """Download the archive at ``url`` and move its top-level folders ``members`` into ``folder``.
+
+    Nothing is written through a link below ``root``, the folder that the user named, which is ``folder`` by default.
+    """
+    root = folder if root is None else root
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, within=root)
         name = Path(urlsplit(url).path).name
         with _only_me(folder / f".{name}.lock"):
             if there():
@@ -79,7 +92,7 @@ def _download(url: str, md5: str, archive: Path) -> None:
 
 
 def _complete(url: str, part: Path) -> None:
-    """Go on until the server has no more, as long as each connection brings something."""
+    """Continue until the file is complete, as long as each connection delivers data."""
     failures = 0
     while True:
         before = _begun(part)
@@ -110,7 +123,7 @@ def _complete(url: str, part: Path) -> None:
 
 
 def _append(url: str, part: Path) -> bool:
-    """One connection: add what it brings to ``part``; whether that is all."""
+    """One connection: append its data to ``part``; return whether the file is complete."""
     begun = _begun(part)
     headers = {"User-Agent": "bltoolbox"} | ({"Range": f"bytes={begun}-"} if begun else {})
     try:
@@ -128,7 +141,8 @@ def _append(url: str, part: Path) -> bool:
         if response.status == 206 and not begun:
             part.unlink(missing_ok=True)
             raise http.client.HTTPException("the server sends another piece of the file than was asked for")
-        with part.open("r+b" if begun else "wb") as file, _Progress(url, begun, total) as progress:
+        with _opened(part) as file, _Progress(url, begun, total) as progress:
+            file.truncate(begun)
             file.seek(begun)
             while block := response.read(_BLOCK):
                 file.write(block)
@@ -137,14 +151,19 @@ def _append(url: str, part: Path) -> bool:
     return total is None or _begun(part) >= total
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """A regular file to write to, made if there is none; a link is refused."""
+    return open_regular(path, os.O_RDWR | os.O_CREAT, within=path.parent)
+
+
 def _starts_at(response: Any) -> int | None:
-    """Of ``Content-Range: bytes 500-999/1000``, the 500."""
+    """The 500 in ``Content-Range: bytes 500-999/1000``."""
     unit, _, span = (response.headers.get("Content-Range") or "").partition(" ")
     return _whole_number(span.partition("-")[0]) if unit == "bytes" else None
 
 
 def _whole_number(text: str | None) -> int | None:
-    """Of a header; None where a server sends something else, as the MD5 sum tells whether all is well."""
+    """The number in a header; None if the server sends something else, since the MD5 sum is verified anyway."""
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text.strip()) else None
 
 
@@ -173,8 +192,8 @@ def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _only_me(lock: Path) -> Iterator[None]:
-    """Two runs that need the same files do not download them twice."""
-    with open_regular(lock, os.O_RDWR | os.O_CREAT, within=lock.parent) as file:
+    """A lock, so that two runs that need the same files do not download them twice."""
+    with _opened(lock) as file:
         if not acquire(file, lock.parent):
             print(f"waiting for another process that downloads into {lock.parent}", file=sys.stderr)
             acquire(file, lock.parent, wait=True)
@@ -182,7 +201,7 @@ def _only_me(lock: Path) -> Iterator[None]:
 
 
 class _Progress:
-    """A line on stderr: rewritten on a terminal, else a new one for each tenth."""
+    """A progress line on stderr: rewritten on a terminal, otherwise a new line for each tenth."""
 
     def __init__(self, url: str, done: int, total: int | None) -> None:
         self.url, self.done, self.total = url, done, total

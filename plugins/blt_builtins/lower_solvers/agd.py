@@ -2,15 +2,15 @@
 
     v_k = x_k + β_k (x_k − x_{k−1}),        x_{k+1} = P_C(v_k − ∇h(v_k)/L)
 
-With a known strong convexity μ > 0 the momentum is constant, β = (1 − √q)/(1 + √q), q = μ/L, and the error shrinks by
-1 − √q per iteration. Otherwise β_k = (t_k − 1)/t_{k+1}, t_{k+1} = (1 + √(1 + 4t_k²))/2, reset to t = 1 whenever the
-momentum points uphill. L is the components' certified bound; where one of them knows none, L is found by
-backtracking, sample by sample, at the price of a second gradient per iteration.
+With a known strong convexity μ > 0 the momentum is constant, β = (1 − √q)/(1 + √q), q = μ/L, and the error shrinks by a
+factor of 1 − √q per iteration. Otherwise β_k = (t_k − 1)/t_{k+1}, t_{k+1} = (1 + √(1 + 4t_k²))/2, reset to t = 1
+whenever the momentum points uphill. L is the certified bound of the components; if one of them knows none, L is found
+by backtracking for each sample, at the cost of a second gradient per iteration.
 
-The iterate that is reported is v_k, the point where the gradient is known: no gradient is spent on checking.
+The reported iterate is v_k, where the gradient is known, so the stopping test costs no extra gradient.
 
-When to choose it: the method of the paper, with a proven rate and a constraint on x if wanted. `mm` needs about half
-of its iterations where the regularizer has majorant weights.
+When to choose it: the method of the paper, with a proven rate and support for constraints on x. `mm` needs about half
+the iterations if the regularizer has majorant weights.
 
 References: Chambolle & Pock, *An introduction to continuous optimization for imaging*, Acta Numerica 2016, algorithm
 5; O'Donoghue & Candès, *Adaptive restart for accelerated gradient schemes*, FoCM 2015.
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blt_builtins.lower_solvers.gradient_step import backtrack, first_lipschitz, gradient_step
 from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand
 
 
@@ -39,7 +40,7 @@ class AGDState:
 
 
 class AGD(LowerSolver):
-    """Accelerated gradient descent, constant or t_k momentum, certified or backtracked step."""
+    """Accelerated gradient descent with constant or t_k momentum and a certified or backtracked step."""
 
     exact_residual = True
     handles_constraint = True
@@ -47,16 +48,17 @@ class AGD(LowerSolver):
     def init(self, lower: Lower, x0: Tensor, kept: Rows) -> AGDState:
         x0 = lower.project(x0)
         gradient = lower.gradient(x0)
-        lipschitz = lower.lipschitz if lower.bounded else torch.ones_like(lower.mu)
+        lipschitz = first_lipschitz(lower)
         ones = torch.ones_like(lower.mu)
         return AGDState(x0, lower.residual(x0, gradient), gradient, x0, lipschitz, ones)
 
     def step(self, lower: Lower, state: AGDState) -> AGDState:
-        if not lower.bounded:
-            point, lipschitz = self._backtrack(lower, state)
-        else:
+        if lower.bounded:
             lipschitz = state.lipschitz
-            point = lower.project(state.x - state.gradient / expand(lipschitz, state.x))
+            point = gradient_step(lower, state.x, state.gradient, lipschitz)
+        else:
+            moved = backtrack(lower, state.x, state.gradient, torch.maximum(state.lipschitz, lower.mu))
+            point, lipschitz = moved.x, moved.lipschitz
         move = point - state.point
         beta, t = self._momentum(lower, state, move, lipschitz)
         x = lower.project(torch.addcmul(point, expand(beta, move), move))
@@ -72,21 +74,3 @@ class AGD(LowerSolver):
         t = (1 + (1 + 4 * t_old.square()).sqrt()) / 2
         beta = torch.where(uphill, 0.0, (t_old - 1) / t)
         return torch.where(lower.mu > 0, (1 - root) / (1 + root), beta), t
-
-    def _backtrack(self, lower: Lower, state: AGDState) -> tuple[Tensor, Tensor]:
-        """The smallest L in a doubling sequence with ⟨∇h(x⁺) − ∇h(v), x⁺ − v⟩ ≤ L‖x⁺ − v‖².
-
-        Gradients, not energies: the difference of two energies is lost to rounding near the minimiser.
-        """
-        lipschitz = torch.maximum(state.lipschitz, lower.mu)
-        for _ in range(60):
-            point = lower.project(state.x - state.gradient / expand(lipschitz, state.x))
-            step = point - state.x
-            length = dot(step, step)
-            rise = dot(lower.gradient(point) - state.gradient, step)
-            # A curvature met within rounding of L is met; a NaN is left to the loop's guard.
-            short = rise > (1 + 1e-4) * lipschitz * length
-            if not bool(short.any()):
-                break
-            lipschitz = torch.where(short, torch.maximum(2 * lipschitz, rise / length), lipschitz)
-        return point, lipschitz

@@ -2,18 +2,19 @@
 
     A x = M F x,        Aᵀ y = F^H M y  (its real part, for real images)
 
-F is the unitary FFT (zero frequency first, as numpy.fft.fft2), M keeps the measured frequencies. Complex numbers are
-pairs of channels: C channels of real parts, then C of imaginary parts. So y has 2C channels for a real image of C
-channels, and as many as x with `image: complex`. Noise of level σ is added to the real and to the imaginary part of
-each measured frequency; the others are zero and carry none.
+F is the unitary FFT (zero frequency first, as in numpy.fft.fft2), and M selects the measured frequencies. Complex
+numbers are pairs of channels: C channels of real parts, then C of imaginary parts. So y has 2C channels for a real
+image of C channels, and as many as x with `image: complex`. Noise of level σ is added to the real and to the imaginary
+part of each measured frequency; the others are zero, without noise.
 
-Whole columns are measured (Cartesian sampling): the `center_fraction` of lowest frequencies, and others at random up
-to one in `acceleration`; the same for all samples, given `seed` and the width. Or the mask comes from an ``.npy`` file.
+Entire columns are measured (Cartesian sampling): the `center_fraction` of lowest frequencies, and random others up to
+one in `acceleration`. The columns are the same for all samples and depend on `seed` and the width. Alternatively, the
+mask comes from an ``.npy`` file.
 A real image has |x̂(k)| = |x̂(−k)|, so AᵀA has the eigenvalues (M(k) + M(−k))/2: the norm and the strong
 convexity (½ for half of the plane, 1 for all of it) are exact. A solve starts from the zero-filled reconstruction Aᵀy.
 
-When to choose it: accelerated MRI with one coil, or any Fourier sampling. With frequencies that neither k nor −k
-measures AᵀA is singular: set `strong_convexity` in the recipe to have certified accuracies.
+When to choose it: accelerated MRI with one coil, or any Fourier sampling. If for some k
+neither k nor −k is measured, AᵀA is singular: set `strong_convexity` in the recipe for certified accuracies.
 
 Reference: Lustig, Donoho & Pauly, *Sparse MRI: the application of compressed sensing for rapid MR imaging*, MRM 2007.
 """
@@ -37,8 +38,8 @@ class MRI(Operator):
 
     Args:
         acceleration: one column in this many is measured.
-        center_fraction: fraction of the columns, those of lowest frequency, that is always measured.
-        seed: which other columns.
+        center_fraction: fraction of the columns, those of lowest frequency, that are always measured.
+        seed: seed of the choice of the other columns.
         mask: path of an .npy file, 1 for measured frequencies, in the order of numpy.fft.fft2, instead of columns.
         image: whether images are real, or complex with their imaginary parts in the second half of the channels.
     """
@@ -86,7 +87,7 @@ class MRI(Operator):
         return float(eigenvalues.min()), float(eigenvalues.max())
 
     def sampled(self, x: Tensor) -> Tensor:
-        """The mask for images or measurements like ``x``: (H, W), or (1, W) for whole columns."""
+        """The mask for images or measurements like ``x``: (H, W), or (1, W) for entire columns."""
         if self.mask is not None:
             if sentence := misfit(self.mask, (x.shape[2], x.shape[3])):
                 raise ValueError(sentence)
@@ -111,7 +112,7 @@ def column_mask(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """The measured columns, (1, W); kept, since every product with A asks for it."""
+    """The mask of measured columns, (1, W); cached, since every product with A uses it."""
     center = round(center_fraction * width)
     count = max(round(width / acceleration), center, 1)
     by_frequency = torch.fft.fftfreq(width).abs().argsort(stable=True)

@@ -2,7 +2,7 @@
 
     g(x; x*) = Σ_p √(r_p² + δ²) − δ,   r = x − x*,        ∇g = r/√(r² + δ²),   L_g = 1/δ
 
-When to choose it: where a few pixels (edges, defects in the truth) should not dominate what is learned.
+When to choose it: where a few pixels (edges, defects in the truth) should not dominate training.
 
 Reference: Calatroni, Cao, De los Reyes, Schönlieb & Valkonen, *Bilevel approaches for learning of variational imaging
 models*, 2017.
@@ -10,7 +10,6 @@ models*, 2017.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,20 +17,20 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.upper_losses.targets import target_of
-from bltoolbox.plugin import Sample, Upper, UpperLoss
+from bltoolbox.plugin import Forward, Sample, Upper, UpperLoss
 
 
 class HuberLoss(UpperLoss):
     """Smoothed absolute error.
 
     Args:
-        delta: δ, where an error begins to count linearly.
+        delta: δ, the size of errors above which they count linearly.
     """
 
     def __init__(self, delta: Annotated[float, Gt(0)] = 0.1) -> None:
         self.delta = delta
 
-    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
+    def bind(self, sample: Sample, forward: Forward) -> Upper:
         return _Huber(target_of(sample, "huber"), self.delta)
 
 

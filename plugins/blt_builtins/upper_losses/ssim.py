@@ -4,11 +4,11 @@
     (2μ_x μ_* + c₁)(2σ_x* + c₂) / ((μ_x² + μ_*² + c₁)(σ_x² + σ_*² + c₂))
 
 with means, variances and covariances in an 11×11 Gaussian window (σ = 1.5) where it fits, c₁ = (0.01 R)²,
-c₂ = (0.03 R)² for values of range R: the metric that is reported. Not convex, and no Lipschitz constant of its gradient
-is known: bounds of values are estimated.
+c₂ = (0.03 R)² for values of range R: the same SSIM as the reported metric. The loss is not convex, and no Lipschitz
+constant of its gradient is known, so bounds on values are estimated.
 
-When to choose it: where texture and contrast matter more than the squared error. Values are means, not sums, of about
-the size 0.1: accuracies and steps differ from those of `squared-error` by orders of magnitude; leave them to `auto`.
+When to choose it: where texture and contrast matter more than the squared error. Values are means, not sums, of
+about 0.1, so accuracies and steps differ from those of `squared-error` by orders of magnitude; set them to `auto`.
 
 Reference: Wang, Bovik, Sheikh & Simoncelli, *Image quality assessment: from error visibility to structural similarity*,
 IEEE TIP 2004.
@@ -16,7 +16,6 @@ IEEE TIP 2004.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.upper_losses.targets import target_of
-from bltoolbox.plugin import Sample, Upper, UpperLoss
+from bltoolbox.plugin import Forward, Sample, Upper, UpperLoss
 
 _SIZE, _SIGMA = 11, 1.5
 
@@ -32,7 +31,7 @@ _SIZE, _SIGMA = 11, 1.5
 class SSIMLoss(UpperLoss):
     """One minus the structural similarity."""
 
-    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
+    def bind(self, sample: Sample, forward: Forward) -> Upper:
         target = target_of(sample, "ssim")
         if min(target.shape[2:]) < _SIZE:
             raise ValueError(f"ssim looks at windows of {_SIZE}×{_SIZE} pixels, and the images are smaller")
