@@ -131,24 +131,12 @@ class ISGDLineSearch(UpperOptimizer):
         """
         slope = theta_norm(z.values()) ** 2
         base = oracle.value(theta, Accuracy(tol)).value
-from blt_builtins.upper_optimizers.schedule import (
-    Auto,
-    Fraction,
-    descend,
-    first_step,
-    sampled_gradient,
-    step_metrics,
-)
-from bltoolbox.plugin import (
-    Accuracy,
-    HypergradientResult,
-    NumericalError,
-    Oracle,
-    Step,
-    Theta,
-    UpperOptimizer,
-    theta_norm,
-)
+        if not math.isfinite(base):
+            raise NumericalError(
+                f"the loss cannot be computed to the accuracy {tol:.3g} that its changes are measured with; increase"
+                " upper_optimizer.tol or value_tol, or use dtype: float64"
+            )
+        while first and alpha * slope < _UNSEEN * abs(base):
             alpha *= 10
         last = 0
         for trial in range(1, _TRIALS + 1):
