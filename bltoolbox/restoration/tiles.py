@@ -27,6 +27,7 @@ from bltoolbox.bilevel.memory import return_freed_memory
 from bltoolbox.bilevel.records import Status
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.metrics import UNIT, values_in
 from bltoolbox.restoration.noise_level import estimate_noise, parse_noise
 from bltoolbox.restoration.overlap import extremes, margin, measure_overlap, photographs, smallest_side
 from bltoolbox.restoration.rescaled import Rescaled
@@ -100,6 +101,11 @@ class Restorer:
     """
 
     def __init__(self, model: Model, *, tol: float | None = None, tile: int | None = None) -> None:
+        if model.range != UNIT:
+            raise BltError(
+                f"the model is for images with {values_in(model.range)}, but pictures have values from 0 to 1; use"
+                " Model.solve on arrays of measurements"
+            )
         self.model = model
         self.tol = TOL if tol is None else tol
         self.tile = TILE if tile is None else tile
@@ -108,7 +114,13 @@ class Restorer:
         if self.tile < 1:
             raise BltError(f"tile {self.tile} is not a positive number of pixels")
         self.channels = model.channels
-        self.problem, self.side, self.margin = self._prepare(model.problem.restoring)
+        try:
+            self.problem, self.side, self.margin = self._prepare(model.problem.restoring)
+        except KeyError as error:
+            raise BltError(
+                f"operator {model.recipe.operator.name!r} needs {error} of each measurement, so it cannot restore"
+                " pictures; use Model.solve(y, context=…)"
+            ) from error
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float | None, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
