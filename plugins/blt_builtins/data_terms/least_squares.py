@@ -1,9 +1,11 @@
 """Least squares, plain or weighted.
 
-    D(t; y) = ½ e^{θ_c} Σ_k w_k (t_k − y_k)²,        D' = e^{θ_c} w(t − y),   D'' = e^{θ_c} w
+    D(t; y) = ½ e^{θ_c} Σ_k w_k (t_k + b − y_k)²,        D' = e^{θ_c} w(t + b − y),   D'' = e^{θ_c} w
 
 w is 1, or an array from an ``.npy`` file that broadcasts with the measurements of one sample: 0 for entries to ignore,
-1/σ² for noise of varying strength. ‖D''‖ = e^θ max w, and D is (e^θ min w)-strongly convex in t.
+1/σ² for noise of varying strength. ‖D''‖ = e^θ max w, and D is (e^θ min w)-strongly convex in t. b is the
+background of the measurements; unless it is 0, D does not scale with the image, and such a model cannot be carried to
+another noise level.
 
 θ = 0 unless `learned` is set. Then the balance of data term and regularizer is learned: one weight for all samples,
 or one for each of several `classes` of images, e.g. from two scanners or doses, which share the regularizer. The data
@@ -37,13 +39,18 @@ class LeastSquares(DataTerm):
             broadcasts with it; all 1 by default.
         learned: whether the weight e^θ of the whole term is learned, starting at 1.
         classes: number of learned weights, one for each class of images.
+        background: b, what the measurement adds to A x everywhere, as `poisson` noise does; that of the noise.
     """
 
     quadratic: ClassVar[bool] = True
     rescales: ClassVar[bool] = True
 
     def __init__(
-        self, weights: str | None = None, learned: bool = False, classes: Annotated[int, Gt(0)] = 1
+        self,
+        weights: str | None = None,
+        learned: bool = False,
+        classes: Annotated[int, Gt(0)] = 1,
+        background: float = 0.0,
     ) -> None:
         if classes > 1 and not learned:
             raise ValueError(f"weights of {classes} classes are learned; set learned: true")
@@ -51,6 +58,8 @@ class LeastSquares(DataTerm):
         self.uniform = weights is None
         self.learned = learned
         self.classes = classes
+        self.background = background
+        self.rescales = background == 0  # type: ignore[misc]
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return {"log_weights": torch.zeros(self.classes, dtype=torch.float64)} if self.learned else {}
@@ -71,14 +80,18 @@ class LeastSquares(DataTerm):
             )
         return {**theta, "log_weight": theta["log_weights"][number]}
 
+    def centre(self, theta: Theta, y: Tensor) -> Tensor:
+        return y - self.background if self.background else y
+
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
-        misfit = t - y
+        misfit = t - self.centre(theta, y)
         weight = self._weight(theta, y)
         return 0.5 * dot(misfit, misfit if weight is None else weight * misfit)
 
     def gradient(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
         weight = self._weight(theta, y)
-        return t - y if weight is None else weight * (t - y)
+        misfit = t - self.centre(theta, y)
+        return misfit if weight is None else weight * misfit
 
     def curvature(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor | float:
         weight = self._weight(theta, y)
@@ -102,7 +115,7 @@ class LeastSquares(DataTerm):
     def prox(self, theta: Theta, t: Tensor, y: Tensor, step: Tensor | float) -> Tensor:
         weight = self._weight(theta, y)
         step = step if weight is None else step * weight
-        return (t + step * y) / (1 + step)
+        return (t + step * self.centre(theta, y)) / (1 + step)
 
     def _factor(self, theta: Theta) -> Tensor:
         """e^θ: one number, or one per sample."""
