@@ -96,6 +96,13 @@ class Operator(Parametric):
         """The eigenvalues of AᵀA by frequency (H, W), where cosines or waves diagonalise it, or nearly so."""
         return None
 
+    def example_contexts(self, shape: Sequence[int], count: int) -> list[Rows]:
+        """The contexts that ``blt check`` tries the operator with, for ``count`` images of ``shape`` (C, H, W).
+
+        Only an empty one unless overridden, for operators that use nothing of it.
+        """
+        return [{}]
+
 
 class Noise(Role):
     """What a measurement adds to A x. ``level`` is its standard deviation where it has one, None elsewhere."""

@@ -49,6 +49,8 @@ OPERATORS: dict[str, Callable[[], Operator]] = {
     "mri": lambda: MRI(acceleration=2.5, center_fraction=0.2),
     "mri-complex": lambda: MRI(acceleration=2.5, center_fraction=0.2, image="complex"),
     "mri-full": lambda: MRI(acceleration=1),
+    "mri-coils": lambda: MRI(acceleration=2.5, center_fraction=0.2, coils=3),
+    "mri-coils-complex": lambda: MRI(acceleration=2.5, center_fraction=0.2, image="complex", coils=3),
 }
 SHAPE = (2, 8, 12)
 RECIPE = {
@@ -362,7 +364,7 @@ class TestMRI:
     def test_measurements_are_the_numpy_transform(self) -> None:
         operator, x = MRI(acceleration=2, center_fraction=0.2), normal(2, 1, 8, 12)
         y = operator.apply(x, {}, {}).numpy()
-        reference = np.fft.fft2(x.numpy(), norm="ortho") * operator.sampled(x).numpy()
+        reference = np.fft.fft2(x.numpy(), norm="ortho") * operator.sampled(x, {}).numpy()
         np.testing.assert_allclose(y[:, :1] + 1j * y[:, 1:], reference, atol=1e-12)
         complex_image = MRI(acceleration=2, center_fraction=0.2, image="complex")
         torch.testing.assert_close(complex_image.apply(torch.cat([x, 0 * x], 1), {}, {}), torch.from_numpy(y))
@@ -370,7 +372,7 @@ class TestMRI:
     @pytest.mark.parametrize("width", [12, 13, 64])
     @pytest.mark.parametrize(("acceleration", "center"), [(2, 0.3), (4, 0.08), (4, 0.25), (1, 0.0)])
     def test_columns(self, width: int, acceleration: float, center: float) -> None:
-        mask = MRI(acceleration, center).sampled(torch.empty(1, 1, 8, width))
+        mask = MRI(acceleration, center).sampled(torch.empty(1, 1, 8, width), {})
         assert mask.shape == (1, width)
         assert float(mask.sum()) == max(round(width / acceleration), round(center * width))
         frequency = torch.fft.fftfreq(width).abs()

@@ -39,7 +39,7 @@ def blt_components() -> list[Component]:
             "operator",
             "mri",
             "blt_builtins.operators.mri:MRI",
-            "Some lines of the two-dimensional Fourier transform: accelerated MRI.",
+            "Some lines of the Fourier transform, seen by one coil or several: accelerated MRI.",
         ),
         Component(
             "operator",

@@ -33,7 +33,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from bltoolbox.plugin import Operator, Rows, Theta
+from bltoolbox.plugin import Operator, Rows, Theta, lasting
 
 Geometry = Literal["parallel", "fan"]
 #: Entries that a matrix may have: 8 GB with its transpose, in float32.
@@ -141,13 +141,14 @@ class _Multiply(torch.autograd.Function):
 @lru_cache(maxsize=4)
 def matrices(scan: Scan, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """A and Aᵀ in compressed rows; kept, since every product asks for them."""
-    rows, columns, lengths = ray_entries(scan)
-    lengths = lengths.to(dtype)
     shape = (scan.views * scan.detectors, scan.size**2)
-    return (
-        _compressed(rows, columns, lengths, shape).to(device),
-        _compressed(columns, rows, lengths, shape[::-1]).to(device),
-    )
+    with lasting():
+        rows, columns, lengths = ray_entries(scan)
+        lengths = lengths.to(dtype)
+        return (
+            _compressed(rows, columns, lengths, shape).to(device),
+            _compressed(columns, rows, lengths, shape[::-1]).to(device),
+        )
 
 
 def _compressed(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.operators.arrays import misfit, read_mask
-from bltoolbox.plugin import Constant, Operator, Rows, Theta, keyed_generator
+from bltoolbox.plugin import Constant, Operator, Rows, Theta, keyed_generator, lasting
 
 
 class Inpainting(Operator):
@@ -84,9 +84,10 @@ def random_mask(
 ) -> Tensor:
     """A mask with an exact fraction of zeros; kept, since every product with A asks for it."""
     order = torch.randperm(height * width, generator=keyed_generator("inpainting", seed, height, width))
-    mask = torch.ones(height * width, dtype=dtype)
-    mask[order[: _missing(missing, height * width)]] = 0
-    return mask.view(height, width).to(device)
+    with lasting():
+        mask = torch.ones(height * width, dtype=dtype)
+        mask[order[: _missing(missing, height * width)]] = 0
+        return mask.view(height, width).to(device)
 
 
 def _missing(fraction: float, pixels: int) -> int:
