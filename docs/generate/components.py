@@ -56,6 +56,7 @@ OFFERS = {
     "constants": "constants for certified error bounds",
     "context": "what the operator needs to know of each image",
     "data.measured": "recorded measurements",
+    "example_contexts": "use of what the data know of each image",
     "extra_channels": "auxiliary variables",
     "gradient": "an analytic gradient",
     "group": "which of its images belong together",

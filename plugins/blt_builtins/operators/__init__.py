@@ -43,6 +43,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "operator",
+            "composed",
+            "blt_builtins.operators.composed:Composed",
+            "Operators one after the other, e.g. a blur, then downsampling.",
+        ),
+        Component(
+            "operator",
             "ct",
             "blt_builtins.operators.ct:CT",
             "Computed tomography, parallel or fan beam; sparse views and limited angles.",
