@@ -165,14 +165,15 @@ def test_images_that_do_not_fit_a_part_are_refused_with_its_position() -> None:
     assert (Composed([CT(size=9), Identity()]).check(SHAPE) or "").startswith("part 0: size 9")
 
 
-class TestRecipe:
-    BLOCK = {
-        "name": "composed",
-        "parts": [{"name": "blur", "size": 3, "learned": True}, {"name": "downsampling", "factor": 2}],
-    }
+BLOCK = {
+    "name": "composed",
+    "parts": [{"name": "blur", "size": 3, "learned": True}, {"name": "downsampling", "factor": 2}],
+}
 
+
+class TestRecipe:
     def test_trains(self) -> None:
-        recipe = recipe_from_dict(RECIPE | {"operator": self.BLOCK, "strong_convexity": 0.01})
+        recipe = recipe_from_dict(RECIPE | {"operator": BLOCK, "strong_convexity": 0.01})
         result = assemble(recipe).run()
         assert "operator.0.log_kernel" in result.model.theta
         assert bool(result.model.theta["operator.0.log_kernel"].any())  # flat at first

@@ -3,8 +3,9 @@
     A x = A_n … A_2 A_1 x,        Aᵀ y = A_1ᵀ A_2ᵀ … A_nᵀ y
 
 The first of `parts` acts on the image, each other one on what the one before it measures, so that their shapes must
-follow from each other. Parameters of the parts are learned together, under the positions of the parts: the kernel of a
-first part is `operator.0.log_kernel`. Positions count from 0. All parts see the same context. Noise acts where the last part measures.
+follow from each other. Parameters of the parts are learned together, under the positions of the parts, counted from 0:
+the kernel of the first part is `operator.0.log_kernel`. All parts see the same context. Noise acts where the last part
+measures.
 
 ‖A‖² ≤ Π ‖A_k‖², and the smallest eigenvalue of AᵀA is at least the product of those of the parts: both bounds are the
 products of the bounds of the parts, the upper one unknown where one of them is, the lower one 0 where one of them is.
