@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
+from bltoolbox.restoration.from_recipe import build_problem
 from bltoolbox.restoration.model import Model
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.variational import join
 from bltoolbox.testing import smooth_images
 
 torch.set_num_threads(1)
@@ -31,14 +32,7 @@ def toy_model(**settings: Any) -> Model:
         | settings,
         registry=registry,
     )
-    problem = Variational(
-        registry.build(recipe.operator),
-        registry.build(recipe.regularizer),
-        registry.build(recipe.data_term),
-        registry.build(recipe.upper_loss),
-        recipe.constraint,
-        recipe.strong_convexity,
-    )
+    problem = build_problem(recipe, registry)
     shape = (1 if recipe.color == "gray" else 3, 16, 16)
     theta = join(
         **{role: part.init_params(shape, keyed_generator("theta")) for role, part in problem.parts.items()}

@@ -154,12 +154,13 @@ def _load(
 
 
 def _headline(model: Model, noise: str | None, level: float | str | None) -> Iterator[str]:
-    from bltoolbox.restoration.noise_level import show_noise
+    from bltoolbox.restoration.noise_level import show_noise, show_training_noise
 
     colours = "gray" if model.channels == 1 else "colour"
     yield (
         f"model: {model.recipe.regularizer.name} of {model.size} parameters, {colours}, operator"
-        f" {model.recipe.operator.name}, trained for noise {show_noise(model.recipe.noise)};"
+        f" {model.recipe.operator.name}, trained for"
+        f" {show_training_noise(model.recipe.noise, model.problem.noise_level)};"
         f" on {next(iter(model.theta.values())).device}"
     )
     if isinstance(level, float) and noise is not None and "/" not in noise and float(noise) > 1:
@@ -223,12 +224,13 @@ def _bar(talk: bool) -> Iterator[Any]:
 def _line(outcome: Outcome) -> str:
     from bltoolbox.restoration.noise_level import show_noise
 
-    assert outcome.noise is not None
     how = " (estimated)" if outcome.noise_estimated else ""
-    facts = [f"noise {show_noise(outcome.noise)}{how}"]
+    facts = [] if outcome.noise is None else [f"noise {show_noise(outcome.noise)}{how}"]
     if (outcome.tiles or 1) > 1:
         facts.append(f"{outcome.tiles} tiles overlapping by {outcome.overlap} pixels")
-    return f"{outcome.input} → {outcome.output}: " + "; ".join([*facts, *outcome.notes])
+    return ": ".join(
+        filter(None, (f"{outcome.input} → {outcome.output}", "; ".join([*facts, *outcome.notes])))
+    )
 
 
 def _print_table(outcomes: Sequence[Outcome], metrics: Sequence[ImageMetric]) -> None:

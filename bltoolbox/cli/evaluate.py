@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -93,24 +92,17 @@ def _measure(
     """Restore the images, a chunk of them in memory at a time."""
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate as restore
-    from bltoolbox.restoration.from_recipe import build, evaluation_samples
+    from bltoolbox.restoration.from_recipe import build, build_problem, evaluation_samples
     from bltoolbox.restoration.model import Model
 
     model = Model.load(source, registry=registry)
     recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry)
     if recipe.regularizer != model.recipe.regularizer:
         raise UsageError(
-            "the regularizer cannot be overridden: θ was trained for {model.recipe.regularizer.name!r}"
+            f"the regularizer cannot be overridden: θ was trained for {model.recipe.regularizer.name!r}"
         )
-    operator, solver = build(recipe, "operator", registry), build(recipe, "lower_solver", registry)
-    problem = replace(
-        model.problem,
-        operator=operator,
-        data_term=build(recipe, "data_term", registry),
-        constraint=recipe.constraint,
-        strong_convexity=recipe.strong_convexity,
-    )
-    samples = evaluation_samples(recipe, operator, registry)
+    problem, solver = build_problem(recipe, registry), build(recipe, "lower_solver", registry)
+    samples = evaluation_samples(recipe, problem, registry)
     theta = {name: value.to(samples.device, samples.dtype) for name, value in model.theta.items()}
     return restore(
         problem,

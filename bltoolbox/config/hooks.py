@@ -20,6 +20,7 @@ API_VERSION = 2
 ROLES = {
     "data": "Data",
     "operator": "Operator",
+    "noise": "Noise",
     "data_term": "DataTerm",
     "regularizer": "Regularizer",
     "upper_loss": "UpperLoss",
@@ -33,6 +34,9 @@ KINDS = tuple(ROLES)
 
 #: Kinds of which a recipe may name any number, by the section that lists them; the others are sections themselves.
 LISTS = {"logger": "loggers"}
+
+#: The component and the option that a plain number stands for, instead of a component of a kind.
+SHORT = {"noise": ("gaussian", "level")}
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

@@ -24,7 +24,7 @@ from bltoolbox.config.describe import NO_SETTING, OfKind, construct, describe
 from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_start
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.shown import Shown
-from bltoolbox.config.validation import Checker, Issue, Where
+from bltoolbox.config.validation import Checker, Issue, Where, is_number, spelled_out
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Document, Spot, dump, parse
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
@@ -132,7 +132,8 @@ class Recipe(Shown):
         data: The training images.
         evaluation: Test images, never trained on; none by default.
         operator: The forward operator A.
-        noise: Standard deviation of the Gaussian noise, for images in [0, 1].
+        noise: What happens to A x when it is measured; a number is the standard deviation of Gaussian noise, for
+            images in [0, 1]. Null where measurements were recorded.
         data_term: How far a reconstruction is from its measurements.
         constraint: What a restored image must satisfy; box is [0, 1].
         strong_convexity: μ of a term (μ/2)‖x‖² added to the lower level.
@@ -167,7 +168,7 @@ class Recipe(Shown):
     data: Annotated[Block, OfKind("data")]
     evaluation: Annotated[Block, OfKind("data")] | None = None
     operator: Annotated[Block, OfKind("operator")] = Block("operator", "identity")
-    noise: Annotated[float, Ge(0), Le(1)] = 25 / 255
+    noise: Annotated[Block, OfKind("noise")] | None = Block("noise", "gaussian")
     data_term: Annotated[Block, OfKind("data_term")] = Block("data_term", "least-squares")
     constraint: Literal["none", "nonnegative", "box"] = "none"
     strong_convexity: Annotated[float, Ge(0)] = 0.0
@@ -339,6 +340,7 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
     if wanted and document.data.get("evaluation") is None:
         message = "evaluation: there are no evaluation images; add a section evaluation, e.g. {name: photos}"
         issues.append(Issue(("validation", "evaluation"), f"validation.{message}"))
+    issues += _check_noise(values, document.data, registry)
     for misfit in find_misfits(values, registry):
         # A default that does not fit has no position in the file; its partner has one.
         place = misfit.section if misfit.section in document.data else misfit.partner
@@ -355,6 +357,30 @@ def _with_hint(issue: Issue, given: Mapping[str, Any]) -> Issue:
         return issue
     largest = 255 if noise <= 255 else 65535
     return replace(issue, message=f"{issue.message}; images are in [0, 1], did you mean {noise:g}/{largest}?")
+
+
+def _check_noise(values: dict[str, Any], given: Mapping[str, Any], registry: Registry) -> list[Issue]:
+    """Recorded measurements have no noise in ``values``; noise that is given with them is an issue, and so is none
+    where measurements are simulated."""
+    data, noise = values.get("data"), given.get("noise")
+    if not isinstance(data, Block):
+        return []
+    try:
+        traits = registry.get("data", data.name).signature().traits
+    except MissingError:
+        return []  # reported elsewhere
+    if "measured" in traits.offers:
+        values["noise"] = None
+        if noise is None:
+            return []
+        message = (
+            f"the measurements of {data.name!r} were recorded, and nothing is added to them; remove noise"
+        )
+    elif "noise" in given and noise is None:
+        message = f"the measurements of {data.name!r} are simulated; give their noise, e.g. 25/255, or none"
+    else:
+        return []
+    return [Issue(("noise",), f"noise: {message}")]
 
 
 def _refuse_newer(document: Document) -> None:
@@ -417,11 +443,11 @@ def _set(document: Document, where: Where, value: Document) -> None:
         child = parent.get(part)
         if not isinstance(child, dict):
             # A missing section, a component in its short form, or a mistake that validation reports.
-            child = {} if child is None else {"name": child}
+            child = {} if child is None else spelled_out(str(part), child)
             parent[part] = child
         parent = child
     old = parent.get(last)
-    if isinstance(old, dict) and "name" in old and isinstance(value.data, str):
+    if isinstance(old, dict) and "name" in old and isinstance(value.data, str) and not is_number(value.data):
         return _set(document, (*where, "name"), value)
     if last == "name" and above and parent.get("name") != value.data:
         parent.clear()

@@ -20,6 +20,7 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.block import Block, plain
+from bltoolbox.config.hooks import SHORT
 from bltoolbox.config.names import is_component, is_reserved
 from bltoolbox.config.signatures import Parameter, Type, shown
 from bltoolbox.config.wording import did_you_mean
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
 
 Where = tuple[str | int, ...]
+
+#: A plain number instead of a component is for images in [0, 1].
+_PLAIN = Type("float", {"ge": 0, "le": 1})
 
 FRACTION = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*/\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*")
 MAX_DEPTH = 20
@@ -195,6 +199,10 @@ class Checker:
             return value if named else self._expected(type, value, where)
         if isinstance(value, Block):
             value = value.to_dict()
+        if kind in SHORT and is_number(value):
+            if self.value(_PLAIN, value, where) is None:
+                return None
+            value = spelled_out(kind, value)
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, Mapping):
             return self._expected(type, value, where)
@@ -230,6 +238,19 @@ def leaves(path: Path) -> str:
     if not all(map(is_component, path.parts)):
         return "has a part that cannot be a file name"
     return "is a name that the run itself uses" if is_reserved(path) else ""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number as a recipe may write it, also ``25/255``."""
+    return _to_float(value) is not None
+
+
+def spelled_out(kind: str, value: Any) -> dict[str, Any]:
+    """The mapping that the short form of a component stands for: its name, or a number where SHORT has one."""
+    if kind in SHORT and is_number(value):
+        name, option = SHORT[kind]
+        return {"name": name, option: value}
+    return {"name": value}
 
 
 def _to_float(value: Any) -> float | None:
@@ -275,4 +296,6 @@ def _shaped(type: Type, value: Any) -> bool:
         return type.name in ("settings", "component")
     if isinstance(value, str):
         return type.name == "component"
+    if type.name == "component" and type.role in SHORT and is_number(value):
+        return True
     return isinstance(value, list | tuple) and type.name in ("list", "tuple", "fixed")

@@ -11,8 +11,9 @@ from bltoolbox.bilevel.device import DTYPES, pick_device
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.errors import RecipeError, UsageError
-from bltoolbox.restoration.roles import Data, Operator
+from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.variational import Variational
 
 
 def build(recipe: Recipe, key: str, registry: Registry) -> Any:
@@ -24,21 +25,52 @@ def build(recipe: Recipe, key: str, registry: Registry) -> Any:
         raise refusal(recipe, key, f"{block.name}: {error}") from error
 
 
+def build_problem(recipe: Recipe, registry: Registry) -> Variational:
+    """The components of a reconstruction, without samples."""
+    return Variational(
+        build(recipe, "operator", registry),
+        build(recipe, "regularizer", registry),
+        build(recipe, "data_term", registry),
+        build(recipe, "upper_loss", registry),
+        recipe.constraint,
+        recipe.strong_convexity,
+        None if recipe.noise is None else build(recipe, "noise", registry),
+    )
+
+
 def measured(
     recipe: Recipe,
     source: Data,
     key: str,
     stream: str,
-    operator: Operator,
+    problem: Variational,
     device: torch.device,
-    ids: Sequence[int] | None,
+    ids: Sequence[int] | None = None,
+    training: bool = False,
 ) -> Samples:
-    """Images of a section with their measurements."""
+    """Images of a section with their measurements; those of training are split where the loss does so."""
+    if problem.noise is None and not source.offers("measured"):
+        name = getattr(recipe, key).name
+        raise refusal(
+            recipe,
+            key,
+            f"{name!r} has no recorded measurements, and the recipe has no noise to simulate them with; use data of"
+            " recorded measurements here, too",
+        )
+    level, (low, high) = problem.noise_level, source.range
+    if level is not None and level > high - low and not source.offers("measured"):
+        raise refusal(
+            recipe,
+            "noise",
+            f"a level of {level:g} drowns images with values from {low:g} to {high:g}; lower it",
+        )
     try:
         return Samples(
             source,
-            operator,
-            noise=recipe.noise,
+            problem.operator,
+            problem.noise,
+            loss=problem.upper_loss if training else None,
+            check=problem.data_term.check_measurements,
             seed=recipe.seed,
             color=recipe.color,
             stream=stream,
@@ -51,12 +83,12 @@ def measured(
         raise refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error
 
 
-def evaluation_samples(recipe: Recipe, operator: Operator, registry: Registry | None = None) -> Samples:
+def evaluation_samples(recipe: Recipe, problem: Variational, registry: Registry | None = None) -> Samples:
     """The evaluation images of a recipe alone; its training images need not be there."""
     if recipe.evaluation is None:
         raise UsageError("the recipe has no evaluation images; name some, e.g. evaluation=photos")
     source = build(recipe, "evaluation", registry or load_registry())
-    return measured(recipe, source, "evaluation", "evaluation", operator, pick_device(recipe.device), None)
+    return measured(recipe, source, "evaluation", "evaluation", problem, pick_device(recipe.device))
 
 
 def refusal(recipe: Recipe, key: str, message: str) -> RecipeError:

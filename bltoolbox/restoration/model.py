@@ -26,6 +26,7 @@ from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, 
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.from_recipe import build, build_problem
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
@@ -166,17 +167,11 @@ class Model(Shown):
             raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
         recipe = recipe_from_dict(settings, registry=registry)
         try:
-            problem = Variational(
-                registry.build(recipe.operator),
-                registry.build(recipe.regularizer),
-                registry.build(recipe.data_term),
-                registry.build(recipe.upper_loss),
-                recipe.constraint,
-                recipe.strong_convexity,
-            )
-            solver = registry.build(recipe.lower_solver)
-        except ValueError as error:  # e.g. the file of a kernel is on another machine
-            raise BltError(f"{source}: the components of its recipe cannot be built: {error}") from error
+            problem = build_problem(recipe, registry)
+            solver = build(recipe, "lower_solver", registry)
+        except RecipeError as error:  # e.g. the file of a kernel is on another machine
+            sentences = "; ".join(problem.message for problem in error.problems)
+            raise BltError(f"{source}: the components of its recipe cannot be built: {sentences}") from error
         with refusing_misfits(str(source)):
             theta = upgraded(theta, problem)
         theta = _one_precision(theta, DTYPES[recipe.dtype])

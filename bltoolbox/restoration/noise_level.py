@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bltoolbox.config.block import Block
 from bltoolbox.errors import UsageError
 
 #: Estimates are not below this: rounding to 8 bits alone is noise of 0.29/255.
@@ -55,6 +56,13 @@ def parse_noise(given: str | float | None) -> float | str | None:
 def show_noise(sigma: float) -> str:
     """As people compare it: in 255ths."""
     return f"{255 * sigma:.3g}/255"
+
+
+def show_training_noise(noise: Block | None, level: float | None) -> str:
+    """What a model was trained for: a level, the name of a noise without one, or recorded measurements."""
+    if noise is None:
+        return "recorded measurements"
+    return f"{noise.name} noise" if level is None else f"noise {show_noise(level)}"
 
 
 def estimate_noise(image: NDArray[Any]) -> float:

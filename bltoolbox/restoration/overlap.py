@@ -82,14 +82,16 @@ def photographs(
     theta: Theta,
     channels: int,
     side: int,
-    noise: float,
     restore: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Strips of what photographs are made of; ``restore`` solves the problem for measurements."""
     flat, rough = _flat_and_rough(theta, channels, side)
     clean = problem.operator.apply(flat, split(theta, "operator"), {})
-    dirt = torch.randn(clean.shape, generator=keyed_generator("influence", "noise")).to(clean)
-    return torch.cat([restore(clean + noise * dirt), _GRAY + _TEXTURE * rough])
+    if problem.noise is not None:
+        generator = keyed_generator("influence", "noise")
+        noisy = [problem.noise.sample(t, generator) for t in clean.double().cpu()]
+        clean = torch.stack(noisy).to(clean)
+    return torch.cat([restore(clean), _GRAY + _TEXTURE * rough])
 
 
 def extremes(theta: Theta, channels: int, side: int) -> Tensor:
@@ -117,6 +119,15 @@ def _flat_and_rough(theta: Theta, channels: int, side: int) -> tuple[Tensor, Ten
     return torch.full_like(noise, _GRAY), noise
 
 
+def _sensitivity(problem: Variational, theta: Theta, y: Tensor) -> Tensor:
+    """−∂_y d'(t; y) at t = y, entry by entry: how much of a change of y the lower level sees."""
+    term = problem.data_term
+    with torch.enable_grad():
+        leaf = y.detach().requires_grad_()
+        slope = term.gradient(term.prepare(split(theta, "data_term")), y.detach(), leaf)
+        return -torch.autograd.grad(slope.sum(), leaf)[0]
+
+
 def _reach(problem: Variational, theta: Theta, strips: Tensor) -> Tensor:
     """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
     x = strips.repeat_interleave(2, dim=0)
@@ -128,7 +139,7 @@ def _reach(problem: Variational, theta: Theta, strips: Tensor) -> Tensor:
         change = torch.stack([torch.ones_like(signs), signs] * len(strips))
         change[..., :-_BEYOND] = 0
         system = problem.at(theta, x.shape[1:]).on(y).linearize(x)
-        rhs = operator.adjoint(change, operator_theta, {})
+        rhs = operator.adjoint(_sensitivity(problem, theta, y) * change, operator_theta, {})
         # What is asked for is a small part of the change.
         tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
         method = ConjugateGradients("the reach of a pixel")

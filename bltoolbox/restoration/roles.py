@@ -131,6 +131,10 @@ class DataTerm(Parametric):
         """A sentence when the term is not defined for measurements y, e.g. counts below zero; else None."""
         return None
 
+    def centre(self, theta: Theta, y: Tensor) -> Tensor:
+        """The t that is most likely for y, without what the measurement adds; a cold solve starts from it."""
+        return y
+
     @abstractmethod
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
         """D of each sample, shape (B,)."""

@@ -1,45 +1,58 @@
-"""Training and evaluation samples: clean images by id, and their measurements.
+"""The samples of a split by position: true images, and measurements that were recorded or are simulated.
 
-    y_i = A x*_i + σ n_i
+    y_i = noise(A x*_i)
 
-n_i is drawn on the CPU from a generator keyed by (seed, id): a sample has the same noise in every epoch, order,
-batch size, process and device, and after a resume. Measurements are not clipped.
+A measurement is simulated one sample at a time, on the CPU, in float64, with a generator keyed by (seed, stream, id):
+a sample has the same y in every epoch, order, batch size, process and device, and after a resume. Measurements are not
+clipped. A loss that compares with measurements splits y in the same way, in training only.
 
-Images are read and noise is drawn one by one in ``workers`` threads, or all together in the calling one; both depend
-on the id alone, so the result is the same.
+Images are read and measurements are simulated in ``workers`` threads or in the calling one; both depend on the id
+alone, so the result is the same. Measurements are kept up to a limit, so that they are rarely simulated twice.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.records import Theta
+from bltoolbox.bilevel.records import Rows, Theta
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout
-from bltoolbox.restoration.roles import Data, Operator, Sample
+from bltoolbox.restoration.roles import Data, Noise, Operator, Sample, UpperLoss
 
 #: ITU-R BT.601 luma.
 _LUMA = (0.299, 0.587, 0.114)
+#: Bytes of measurements that are kept on the host.
+_KEPT = 2**28
 
 Color = Literal["rgb", "gray"]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+#: y and, where the loss has made one, the target.
+Measured = tuple[Tensor, Tensor | None]
 
 
 class Samples:
-    """Images of a data component with their noisy measurements, on the device and in the dtype of the run."""
+    """Images of a data component with their measurements, on the device and in the dtype of the run.
+
+    ``loss`` splits the measurements; it is given for training only. ``check`` returns a sentence about measurements
+    that cannot be used.
+    """
 
     def __init__(
         self,
         data: Data,
         operator: Operator,
+        noise: Noise | None = None,
         *,
-        noise: float,
+        loss: UpperLoss | None = None,
+        check: Callable[[Tensor], str | None] | None = None,
         seed: int = 0,
         color: Color = "rgb",
         stream: str = "train",
@@ -52,15 +65,23 @@ class Samples:
         self.data = data
         self.operator = operator
         self.noise = noise
+        self.loss = loss if loss is not None and loss.offers("split") else None
+        self.check = check
         self.seed = seed
         self.color = color
         self.stream = stream
         self.dtype = dtype
         self.device = torch.device(device)
-        self.operator_theta = dict(operator_theta or {})
+        self.operator_theta = {
+            name: value.double().cpu() for name, value in dict(operator_theta or {}).items()
+        }
         self.ids = range(len(data)) if ids is None else ids
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="blt-images") if workers else None
-        self.shape: tuple[int, ...] = tuple(self._clean(self.ids[:1]).shape[1:])
+        self.recorded = data.offers("measured")
+        self.has_truth = data.offers("clean")
+        self._kept: dict[int, Measured] = {}
+        self._kept_bytes = 0
+        self.shape = self._find_shape()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -83,32 +104,119 @@ class Samples:
         """The samples at ``positions`` of this set, with their measurements."""
         ids = [self.ids[position] for position in positions]
         try:
-            clean = self._clean(ids)
+            truth = self._clean(ids) if self.has_truth else None
+            context = dict(self.data.context(ids))
+            measurements = self._measured(ids, truth, context)
         except (ValueError, OSError) as error:
             raise BltError(f"an image cannot be loaded: {error}") from error
-        x_true = image_layout(clean.to(self.device, self.dtype))
-        y = self.operator.apply(x_true, self.operator_theta, {})
-        if self.noise:
-            noise = self.noise * self._noise(ids, y.shape[1:]).to(y)
-            mask = self.operator.measured(y, {})
-            y = y + (noise if mask is None else noise * mask)
-        return Sample(positions, image_layout(y), truth=x_true, range=self.data.range)
+        targets = [target for _, target in measurements if target is not None]
+        return Sample(
+            positions,
+            self._placed(torch.stack([y for y, _ in measurements])),
+            truth=None if truth is None else self._placed(truth),
+            target=self._placed(torch.stack(targets)) if targets else None,
+            context=_converted(context, self.dtype, self.device),
+            range=self.data.range,
+        )
+
+    def _placed(self, rows: Tensor) -> Tensor:
+        return image_layout(rows.to(self.device, self.dtype))
+
+    def _find_shape(self) -> tuple[int, ...]:
+        """Of the images, from the first one; refuses recorded measurements that the operator cannot have made."""
+        ids = self.ids[:1]
+        context = dict(self.data.context(ids))
+        exact = _converted(context, torch.float64)
+        recorded = self._in_color(self.data.measured(ids)).double() if self.recorded else None
+        if not self.has_truth:
+            assert recorded is not None
+            return tuple(self.operator.start(recorded, self.operator_theta, exact).shape[1:])
+        truth = self._clean(ids)
+        if recorded is not None:
+            made = self.operator.apply(truth.double(), self.operator_theta, exact).shape[1:]
+            if made != recorded.shape[1:]:
+                shapes = ("×".join(map(str, shape)) for shape in (recorded.shape[1:], made))
+                raise ValueError(
+                    "the recorded measurements are {}, but the operator makes {} of the true images".format(
+                        *shapes
+                    )
+                )
+        return tuple(truth.shape[1:])
 
     def _clean(self, ids: Sequence[int]) -> Tensor:
-        images = self._read(ids)
-        if self.color == "gray" and images.shape[1] == 3:
+        return self._in_color(self._read(self.data.clean, ids))
+
+    def _in_color(self, images: Tensor) -> Tensor:
+        if self.color == "gray" and images.ndim == 4 and images.shape[1] == 3:
             return torch.einsum("bchw,c->bhw", images, images.new_tensor(_LUMA)).unsqueeze(1)
         return images
 
-    def _read(self, ids: Sequence[int]) -> Tensor:
+    def _read(self, read: Callable[[Sequence[int]], Tensor], ids: Sequence[int]) -> Tensor:
         if self.pool is None or len(ids) < 2:
-            return self.data.clean(ids)
-        return torch.cat(list(self.pool.map(lambda i: self.data.clean([i]), ids)))
+            return read(ids)
+        return torch.cat(list(self.pool.map(lambda i: read([i]), ids)))
 
-    def _noise(self, ids: Sequence[int], shape: Sequence[int]) -> Tensor:
-        # Drawn in float64 whatever the dtype of the run, so that both see the same noise.
-        def draw(i: int) -> Tensor:
-            generator = keyed_generator("noise", self.stream, self.seed, i)
-            return torch.randn(*shape, dtype=torch.float64, generator=generator)
+    def _measured(self, ids: Sequence[int], truth: Tensor | None, context: Rows) -> list[Measured]:
+        """The measurements of some samples; those that are not kept are read or simulated."""
+        missing = [place for place, i in enumerate(ids) if i not in self._kept]
+        recorded = None
+        if self.recorded and missing:
+            recorded = self._in_color(self._read(self.data.measured, [ids[place] for place in missing]))
 
-        return torch.stack(list(map(draw, ids) if self.pool is None else self.pool.map(draw, ids)))
+        def measure(item: tuple[int, int]) -> Measured:
+            number, place = item
+            row = {name: rows[place : place + 1] for name, rows in context.items()}
+            if recorded is not None:
+                y = recorded[number].double()
+            else:
+                assert truth is not None
+                y = self._simulate(ids[place], truth[place : place + 1], row)
+            return self._split(ids[place], y)
+
+        made = dict(zip(missing, self._each(measure, list(enumerate(missing))), strict=True))
+        found = [made[place] if place in made else self._kept[i] for place, i in enumerate(ids)]
+        for place, measurement in made.items():
+            self._keep(ids[place], measurement)
+        return found
+
+    def _each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        return map(work, items) if self.pool is None else self.pool.map(work, items)
+
+    def _simulate(self, i: int, truth: Tensor, context: Rows) -> Tensor:
+        """y of one sample, without its batch dimension."""
+        exact = _converted(context, torch.float64)
+        t = self.operator.apply(truth.double(), self.operator_theta, exact)
+        if self.noise is None:
+            return t[0]
+        y = self.noise.sample(t[0], keyed_generator("noise", self.stream, self.seed, i))
+        mask = self.operator.measured(t, exact)
+        return y if mask is None else torch.where(mask.expand_as(t)[0] != 0, y, t[0])
+
+    def _split(self, i: int, y: Tensor) -> Measured:
+        """What the lower level sees, in the dtype of the run, and the target where the loss makes one."""
+        target = None
+        if self.loss is not None:
+            level = None if self.noise is None else self.noise.level
+            y, target = self.loss.split(y, level, keyed_generator("split", self.stream, self.seed, i))
+        if self.check is not None and (sentence := self.check(y.unsqueeze(0))) is not None:
+            raise BltError(f"measurement {self.data.label(i)}: {sentence}")
+        return y.to(self.dtype), None if target is None else target.to(self.dtype)
+
+    def _keep(self, i: int, measurement: Measured) -> None:
+        size = sum(part.nbytes for part in measurement if part is not None)
+        if self._kept_bytes + size <= _KEPT and i not in self._kept:
+            self._kept[i] = measurement
+            self._kept_bytes += size
+
+
+def _converted(
+    context: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Real and complex entries in the precision of ``dtype``; whole numbers and masks as they are."""
+
+    def convert(rows: Tensor) -> Tensor:
+        if rows.is_complex():
+            return rows.to(device, dtype.to_complex())
+        return rows.to(device, dtype) if rows.is_floating_point() else rows.to(device)
+
+    return {name: convert(rows) for name, rows in context.items()}

@@ -51,7 +51,7 @@ Progress = Callable[[int, int], None]
 class Report:
     """What was done to a picture."""
 
-    noise: float
+    noise: float | None
     #: Whether the noise level was estimated from the picture.
     estimated: bool
     tiles: int
@@ -110,16 +110,16 @@ class Restorer:
         self.channels = model.channels
         self.problem, self.side, self.margin = self._prepare(model.problem)
 
-    def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float, bool]:
+    def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float | None, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
-        default."""
+        default, which is None where its noise has no level."""
         level = parse_noise(noise)
         if isinstance(level, str):
             try:
                 return estimate_noise(image), True
             except ValueError as error:
                 raise BltError(str(error)) from error
-        return (self.model.recipe.noise if level is None else level), False
+        return (self.model.problem.noise_level if level is None else level), False
 
     def run(
         self, image: NDArray[Any], noise: float | str | None = None, progress: Progress | None = None
@@ -192,8 +192,8 @@ class Restorer:
     @cached_property
     def overlap(self) -> int:
         """Of tiles, in pixels: what does for photographs."""
-        restore, noise = _Solver(self, self.problem).solve, self.model.recipe.noise
-        strips = photographs(self.problem, self.model.theta, self.channels, self.side, noise, restore)
+        restore = _Solver(self, self.problem).solve
+        strips = photographs(self.problem, self.model.theta, self.channels, self.side, restore)
         return measure_overlap(self.problem, self.model.theta, strips).pixels
 
     @cached_property
@@ -202,14 +202,24 @@ class Restorer:
         strips = extremes(self.model.theta, self.channels, self.side)
         return max(self.overlap, measure_overlap(self.problem, self.model.theta, strips).pixels)
 
-    def _solver(self, sigma: float, planes: int) -> _Solver:
-        trained = self.model.recipe.noise
+    def _solver(self, sigma: float | None, planes: int) -> _Solver:
+        trained = self.model.problem.noise_level
         if planes != self.channels and self.channels != 1 and planes != 1:
             raise BltError(f"the model is for {self.channels} channels, and the picture has {planes}")
         # A gray picture in all channels has the same noise in each: in the direction of gray √C times as much.
-        amount = sigma * math.sqrt(self.channels) if planes < self.channels else sigma
-        if amount == trained:
+        spread = math.sqrt(self.channels) if planes < self.channels else 1.0
+        amount = None if sigma is None else sigma * spread
+        if amount is None or amount == trained:
             return _Solver(self, self.problem)
+        if trained is None:
+            noise = self.model.recipe.noise
+            how = "on recorded measurements" if noise is None else f"with noise {noise.name!r}"
+            raise BltError(f"the model was trained {how}, which has no known level; omit the noise level")
+        if not self.problem.data_term.rescales:
+            name = self.model.recipe.data_term.name
+            raise BltError(
+                f"a model with data term {name!r} cannot be carried to another noise level; omit the noise level"
+            )
         if trained == 0:
             raise BltError(
                 "the model was trained without noise, so it cannot be used at another noise level; omit the noise level"

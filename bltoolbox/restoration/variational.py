@@ -24,7 +24,7 @@ from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, ImageMetric
-from bltoolbox.restoration.roles import DataTerm, Operator, Regularizer, UpperLoss
+from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
 Constraint = Literal["none", "nonnegative", "box"]
@@ -61,9 +61,16 @@ class Variational(Problem):
     upper_loss: UpperLoss
     constraint: Constraint = "none"
     strong_convexity: float = 0.0
+    #: What happens to A x when it is measured; None where measurements were recorded.
+    noise: Noise | None = None
     samples: Mapping[str, Samples] = field(default_factory=dict)
     #: What can be reported about restored images.
     metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
+
+    @property
+    def noise_level(self) -> float | None:
+        """The standard deviation of the noise; None where it has none or is not known."""
+        return None if self.noise is None else self.noise.level
 
     @property
     def loss_scale(self) -> float:  # type: ignore[override]
@@ -307,7 +314,8 @@ class ImageLower(Lower):
         return replace(self, at=replace(self.at, theta=dict(theta)))
 
     def start(self) -> Tensor:
-        start = self.problem.operator.start(self.y, self.at.prepared["operator"], self.context)
+        y = self.problem.data_term.centre(self.at.prepared["data_term"], self.y)
+        start = self.problem.operator.start(y, self.at.prepared["operator"], self.context)
         return self.project(image_layout(start))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from bltoolbox.bilevel.problem import Upper
 from bltoolbox.bilevel.records import Batch, Bound, Rows, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
-from bltoolbox.restoration.roles import Data, DataTerm, Operator, Regularizer, Sample, UpperLoss
+from bltoolbox.restoration.roles import Data, DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Constraint, Variational, VariationalTasks
 
@@ -129,6 +129,18 @@ class SquaredDistance(Upper):
         return replace(self, truth=self.truth[index])
 
 
+class White(Noise):
+    """Gaussian noise of one level."""
+
+    level: float
+
+    def __init__(self, level: float) -> None:
+        self.level = level
+
+    def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
+        return t + self.level * torch.randn(t.shape, dtype=t.dtype, generator=generator)
+
+
 class SquaredLoss(UpperLoss):
     """The squared distance to the true image."""
 
@@ -146,7 +158,13 @@ def variational(
 ) -> Variational:
     """A problem with the squared misfit and the squared distance."""
     return Variational(
-        operator, regularizer, SquaredMisfit(), SquaredLoss(), constraint, strong_convexity, samples or {}
+        operator,
+        regularizer,
+        SquaredMisfit(),
+        SquaredLoss(),
+        constraint,
+        strong_convexity,
+        samples=samples or {},
     )
 
 
@@ -247,7 +265,7 @@ def make_oracle(
     """An oracle for ``images`` with Gaussian noise; ``options`` are those of ``BilevelOracle``, e.g. ``chunk``."""
     operator = operator or Gain()
     samples = Samples(
-        Images(images), operator, noise=noise, seed=seed, dtype=dtype, operator_theta=operator_theta
+        Images(images), operator, White(noise), seed=seed, dtype=dtype, operator_theta=operator_theta
     )
     problem = variational(operator, regularizer, constraint, strong_convexity, {"training": samples})
     return BilevelOracle(problem, VariationalTasks(problem, samples), solver, hypergradient, **options)

@@ -25,10 +25,10 @@ from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.restoration.from_recipe import build, measured, refusal
+from bltoolbox.restoration.from_recipe import build, build_problem, measured, refusal
 from bltoolbox.restoration.metrics import deciding
 from bltoolbox.restoration.model import read_theta
-from bltoolbox.restoration.roles import Data, Operator
+from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
 from bltoolbox.restoration.variational import Variational, VariationalTasks, join, split, upgraded
@@ -47,18 +47,12 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     set_precision(recipe.tf32)
     check_partners(recipe, registry)
     metric = deciding(recipe)
-    parts = {kind: build(recipe, kind, registry) for kind in _SINGLE}
-    operator, regularizer = parts["operator"], parts["regularizer"]
-    train, validation, evaluation = _samples(recipe, registry, operator, device)
+    problem = build_problem(recipe, registry)
+    parts = {kind: build(recipe, kind, registry) for kind in _METHODS}
+    train, validation, evaluation = _samples(recipe, registry, problem, device)
     splits = {"training": train, "validation": validation, "evaluation": evaluation}
-    problem = Variational(
-        operator,
-        regularizer,
-        parts["data_term"],
-        parts["upper_loss"],
-        recipe.constraint,
-        recipe.strong_convexity,
-        {name: samples for name, samples in splits.items() if samples is not None},
+    problem = replace(
+        problem, samples={name: samples for name, samples in splits.items() if samples is not None}
     )
     for samples in problem.samples.values():
         if misfit := problem.check(samples.shape):
@@ -75,7 +69,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, train.dtype, device)
-    if ranks.first and not (regularizer.convex or _definite(problem, theta, train.shape)):
+    if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train.shape)):
         log.warning(
             "regularizer %r is not convex, and operator %r is not known to compensate: the lower level may have"
             " several minimisers, and conjugate gradients may encounter negative curvature; set strong_convexity in the"
@@ -120,16 +114,7 @@ def _definite(problem: Variational, theta: Theta, shape: Sequence[int]) -> bool:
     return definite and problem.at(theta, shape).prior_convexity is not None
 
 
-_SINGLE = (
-    "operator",
-    "data_term",
-    "regularizer",
-    "upper_loss",
-    "lower_solver",
-    "hypergradient",
-    "sampler",
-    "upper_optimizer",
-)
+_METHODS = ("lower_solver", "hypergradient", "sampler", "upper_optimizer")
 
 
 def _logger(recipe: Recipe, block: Block, registry: Registry) -> Listener:
@@ -148,7 +133,7 @@ def check_partners(recipe: Recipe, registry: Registry) -> None:
 
 
 def _samples(
-    recipe: Recipe, registry: Registry, operator: Operator, device: torch.device
+    recipe: Recipe, registry: Registry, problem: Variational, device: torch.device
 ) -> tuple[Samples, Samples | None, Samples | None]:
     data = build(recipe, "data", registry)
     held_out = recipe.validation.count
@@ -159,9 +144,6 @@ def _samples(
             f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training",
         )
 
-    def samples(source: Data, key: str, stream: str, ids: Sequence[int] | None = None) -> Samples:
-        return measured(recipe, source, key, stream, operator, device, ids)
-
     training, held = hold_out(data, held_out)
     if not training:
         raise refusal(
@@ -170,13 +152,13 @@ def _samples(
             f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training, since"
             " images of one photograph stay together; reduce it",
         )
-    train = samples(data, "data", "train", training)
-    validation = samples(data, "data", "train", held) if held_out else None
+    train = measured(recipe, data, "data", "train", problem, device, training, training=True)
+    validation = measured(recipe, data, "data", "train", problem, device, held) if held_out else None
     evaluation = None
     if recipe.evaluation is not None:
         other = build(recipe, "evaluation", registry)
         _refuse_overlap(recipe, data, other)
-        evaluation = samples(other, "evaluation", "evaluation")
+        evaluation = measured(recipe, other, "evaluation", "evaluation", problem, device)
         if evaluation.shape[0] != train.shape[0]:
             raise refusal(
                 recipe,

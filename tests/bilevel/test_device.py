@@ -28,7 +28,7 @@ from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import join, split
-from bltoolbox.testing import Gain, Images, SquaredDistance, full_batch, smooth_images, variational
+from bltoolbox.testing import Gain, Images, SquaredDistance, White, full_batch, smooth_images, variational
 
 SHAPE = (3, 8, 9)
 PRIORS: dict[str, Callable[[], Regularizer]] = {
@@ -195,7 +195,7 @@ def test_a_device_gives_what_the_cpu_gives(prior: str, solver: str) -> None:
     for device in ("cpu", "cuda"):
         oracle = oracle_for(PRIORS[prior](), solver)
         samples = Samples(
-            Images(smooth_images(3, SHAPE)), Gain(), noise=0.1, dtype=torch.float64, device=device
+            Images(smooth_images(3, SHAPE)), Gain(), White(0.1), dtype=torch.float64, device=device
         )
         oracle.tasks = replace(oracle.tasks, samples=samples)  # type: ignore[type-var]
         there = {name: value.to(device) for name, value in theta.items()}
@@ -214,5 +214,5 @@ def test_a_device_gives_what_the_cpu_gives(prior: str, solver: str) -> None:
 @cuda
 @needs_cuda
 def test_noise_is_the_same_on_a_device() -> None:
-    pair = [Samples(Images(smooth_images(2)), Gain(), noise=0.1, device=device) for device in ("cpu", "cuda")]
+    pair = [Samples(Images(smooth_images(2)), Gain(), White(0.1), device=device) for device in ("cpu", "cuda")]
     torch.testing.assert_close(pair[0].batch([0, 1]).y, pair[1].batch([0, 1]).y.cpu(), rtol=0, atol=1e-6)

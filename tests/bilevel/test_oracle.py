@@ -27,7 +27,7 @@ from bltoolbox.bilevel.warm_starts import Store
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import VariationalTasks, join
-from bltoolbox.testing import Gain, Images, Tikhonov, full_batch, smooth_images
+from bltoolbox.testing import Gain, Images, Tikhonov, White, full_batch, smooth_images
 
 
 def foe_oracle(**options: object) -> tuple[BilevelOracle, dict[str, Tensor]]:
@@ -192,7 +192,7 @@ class TestWarmStarts:
 
 
 def samples(**options: object) -> Samples:
-    settings: dict[str, object] = {"noise": 0.2, "seed": 3, "dtype": torch.float64} | options
+    settings: dict[str, object] = {"noise": White(0.2), "seed": 3, "dtype": torch.float64} | options
     return Samples(Images(smooth_images(5)), Gain(), **settings)  # type: ignore[arg-type]
 
 
@@ -228,7 +228,7 @@ class TestNoise:
 
     def test_it_is_not_clipped_and_does_not_touch_the_global_generator(self) -> None:
         state = torch.random.get_rng_state()
-        y = samples(noise=1.0).batch([0, 1]).y
+        y = samples(noise=White(1.0)).batch([0, 1]).y
         assert y.min() < 0 and y.max() > 1
         assert torch.equal(torch.random.get_rng_state(), state)
 
@@ -240,7 +240,7 @@ def test_gray_is_the_luma_of_the_colours_and_keeps_gray_images() -> None:
     r, g, b = smooth_images(2).double().unbind(1)
     torch.testing.assert_close(x_true[:, 0], 0.299 * r + 0.587 * g + 0.114 * b, rtol=1e-6, atol=0)
     assert x_true.shape == y.shape == (2, 1, 12, 14) and samples(color="gray").shape == (1, 12, 14)
-    gray = Samples(Images(smooth_images(2, (1, 8, 8))), Gain(), noise=0.0, color="gray")
+    gray = Samples(Images(smooth_images(2, (1, 8, 8))), Gain(), color="gray")
     truth = gray.batch([0]).truth
     assert truth is not None and torch.equal(truth, smooth_images(1, (1, 8, 8)))
 

@@ -154,7 +154,7 @@ from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import VariationalTasks, join
-from bltoolbox.testing import variational
+from bltoolbox.testing import White, variational
 from blt_builtins.operators.identity import Identity
 
 torch.set_num_threads(1)
@@ -176,7 +176,7 @@ def anonymous():
 
 def work(m):
     foe = FieldOfExperts(filters=1, kernel_size=2, weight=1e-3)
-    samples = Samples(Endless(m), Identity(), noise=0.1, seed=0)
+    samples = Samples(Endless(m), Identity(), White(0.1), seed=0)
     problem = variational(Identity(), foe)
     tasks = VariationalTasks(problem, samples)
     oracle = BilevelOracle(problem, tasks, GradientDescent(), Neumann(terms=1), chunk=8, bound="none")

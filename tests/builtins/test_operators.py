@@ -28,7 +28,7 @@ from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational, join
-from bltoolbox.testing import Images, make_oracle, smooth_images, variational
+from bltoolbox.testing import Images, White, make_oracle, smooth_images, variational
 from bltoolbox.training.assemble import assemble
 
 SIGNED = [[0.0, -1.0, 0.5], [2.0, 1.0, -0.3]]
@@ -146,7 +146,7 @@ class TestEvery:
         assert torch.equal(y, copy)
 
     def test_noise_is_only_on_measurements(self, operator: Operator) -> None:
-        samples = Samples(Images(smooth_images(4, SHAPE)), operator, noise=0.3, dtype=torch.float64)
+        samples = Samples(Images(smooth_images(4, SHAPE)), operator, White(0.3), dtype=torch.float64)
         sample = samples.batch(range(4))
         assert sample.truth is not None
         x, y = sample.truth, sample.y
@@ -412,7 +412,7 @@ class TestInTheStack:
         )
         model = Model(variational(operator, regularizer, strong_convexity=0.01), AGD(), theta, recipe)
         images = Images(smooth_images(2, (1, 8, 12)))
-        sample = Samples(images, operator, noise=0.01, dtype=torch.float64).batch([0, 1])
+        sample = Samples(images, operator, White(0.01), dtype=torch.float64).batch([0, 1])
         x, y = sample.truth, sample.y
         assert x is not None
         restored = model.solve(y, tol=1e-6)

@@ -49,7 +49,7 @@ def test_defaults_are_written_out() -> None:
     assert "kernel_size" in recipe.regularizer.options
     assert recipe.budget == Budget(steps=2)
     assert recipe.validation == Validation()
-    assert recipe.noise == 25 / 255
+    assert recipe.noise == Block("noise", "gaussian", {"level": 25 / 255})
     assert recipe.evaluation is None
 
 

@@ -106,14 +106,14 @@ def _restore(group: Group, metric: Metric, costs: Sequence[float], position: int
 
 def _samples(run: RunHistory, registry: Registry) -> Samples:
     from bltoolbox.config.recipe import load_recipe
-    from bltoolbox.restoration.from_recipe import build, evaluation_samples
+    from bltoolbox.restoration.from_recipe import build_problem, evaluation_samples
 
     recipe = load_recipe(run.path / RECIPE_FILE, (), registry)
     if recipe.evaluation is None:
         raise UsageError(f"{run.path}: its recipe has no evaluation images to show; omit --at")
     recipe = replace(recipe, device="cpu")
     try:
-        return evaluation_samples(recipe, build(recipe, "operator", registry), registry)
+        return evaluation_samples(recipe, build_problem(recipe, registry), registry)
     except BltError as error:
         raise BltError(f"{run.path}: the evaluation images cannot be loaded: {error}") from error
 

@@ -170,10 +170,10 @@ def load_model(run: RunHistory, registry: Registry | None) -> Model:
 def _restore(run: RunHistory, model: Model, images: int, registry: Registry | None) -> list[Scene]:
     from bltoolbox.config.registry import load_registry
     from bltoolbox.restoration.evaluation import evaluate
-    from bltoolbox.restoration.from_recipe import build, evaluation_samples
+    from bltoolbox.restoration.from_recipe import evaluation_samples
 
     registry, recipe = registry or load_registry(), replace(model.recipe, device="cpu")
-    samples = evaluation_samples(recipe, build(recipe, "operator", registry), registry)
+    samples = evaluation_samples(recipe, model.problem, registry)
     if samples.shape[-1] * samples.shape[-2] > _MAX_RESTORED:
         raise BltError(f"they are of {samples.shape[-2]}×{samples.shape[-1]} pixels, too many for a page")
     found = evaluate(

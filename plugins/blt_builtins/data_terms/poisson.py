@@ -49,6 +49,9 @@ class Poisson(DataTerm):
             return f"counts cannot be negative, and the smallest measurement is {float(y.min()):.3g}; use least-squares"
         return None
 
+    def centre(self, theta: Theta, y: Tensor) -> Tensor:
+        return y - self.background
+
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
         p, b = self.peak, self.background
         inside = t.clamp_min(0) + b
