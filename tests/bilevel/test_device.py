@@ -214,5 +214,7 @@ def test_a_device_gives_what_the_cpu_gives(prior: str, solver: str) -> None:
 @cuda
 @needs_cuda
 def test_noise_is_the_same_on_a_device() -> None:
-    pair = [Samples(Images(smooth_images(2)), Gain(), White(0.1), device=device) for device in ("cpu", "cuda")]
+    pair = [
+        Samples(Images(smooth_images(2)), Gain(), White(0.1), device=device) for device in ("cpu", "cuda")
+    ]
     torch.testing.assert_close(pair[0].batch([0, 1]).y, pair[1].batch([0, 1]).y.cpu(), rtol=0, atol=1e-6)

@@ -96,7 +96,7 @@ def test_what_is_unknown_of_a_part_is_unknown() -> None:
 
 def test_context_reaches_every_part_and_bounds_are_those_of_each_sample() -> None:
     operator = Composed([Identity(), MRI()])
-    context = {"mask": (normal(2, 8, 12, seed=3) > 0).double(), "coils": normal(2, 4, 8, 12, seed=4)}
+    context = {"mask": (normal(2, 8, 12, seed=3) > 0).double(), "coils": normal(2, 2, 8, 12, seed=4)}
     x = normal(2, *SHAPE)
     torch.testing.assert_close(operator.apply(x, {}, context), MRI().apply(x, {}, context))
     measured = operator.measured(operator.apply(x, {}, context), context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +11,23 @@ import torch
 from test_operators import normal
 
 from blt_builtins.lower_solvers.agd import AGD
+from blt_builtins.noises.gaussian import Gaussian
 from blt_builtins.operators.coils import simulated_coils
 from blt_builtins.operators.mri import MRI
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox.bilevel.records import Rows
 from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
 from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import join
-from bltoolbox.testing import smooth_images, variational
+from bltoolbox.testing import Images, smooth_images, variational
 
 SIZE = (6, 8)
 
 
 def maps(count: int, coils: int = 3) -> torch.Tensor:
-    """Unlike any other: (B, 2K, H, W), real parts first."""
-    return normal(count, 2 * coils, *SIZE, seed=7)
+    """Without any structure, (B, K, H, W)."""
+    return torch.complex(normal(count, coils, *SIZE, seed=7), normal(count, coils, *SIZE, seed=6))
 
 
 def masks(count: int) -> torch.Tensor:
@@ -54,7 +57,7 @@ def test_measurements_are_those_of_a_plain_sum_over_coils(image: str) -> None:
     half = y.shape[1] // 2
     found = y[:, :half] + 1j * y[:, half:]
     for i in range(2):
-        sensitivity = context["coils"][i, :3].numpy() + 1j * context["coils"][i, 3:].numpy()
+        sensitivity = context["coils"][i].numpy()
         planes = x[i].numpy() if image == "real" else (x[i, :1] + 1j * x[i, 1:]).numpy()
         expected = [np.fft.fft2(s * plane, norm="ortho") for plane in planes for s in sensitivity]
         np.testing.assert_allclose(found[i], np.stack(expected) * context["mask"][i].numpy(), atol=1e-12)
@@ -118,12 +121,12 @@ def test_simulated_maps_do_not_depend_on_precision_or_order() -> None:
 
 def test_maps_from_a_file(tmp_path: Path) -> None:
     path, given = str(tmp_path / "maps.npy"), maps(1)[0]
-    np.save(path, (given[:3] + 1j * given[3:]).numpy())
+    np.save(path, given.numpy())
     operator, x = MRI(coils=path), normal(2, 1, *SIZE)
     expected = MRI().apply(x, {}, {"coils": given.expand(2, -1, -1, -1)})
     torch.testing.assert_close(operator.apply(x, {}, {}), expected)
     assert operator.apply(x.float(), {}, {}).dtype == torch.float32
-    power = given.square().sum(0)
+    power = given.abs().square().sum(0)
     assert operator.spectrum({}, (1, *SIZE), {}) == (0.0, pytest.approx(float(power.max())))
     assert operator.check((1, *SIZE)) is None
     assert "the coil maps are 6×8 but the images are 8×8" in (operator.check((1, 8, 8)) or "")
@@ -151,11 +154,10 @@ def test_start_does_not_depend_on_the_scale_of_the_maps() -> None:
 @pytest.mark.parametrize(
     ("context", "message"),
     [
-        ({"coils": torch.zeros(1, 3, *SIZE, dtype=torch.complex128)}, "coils as complex numbers"),
-        ({"coils": torch.zeros(1, 6, 8, 8)}, r"needs real ones of \(B, 2K, 6, 8\)"),
-        ({"coils": torch.zeros(1, 5, *SIZE)}, "pairs of channels"),
-        ({"mask": torch.zeros(1, 1, *SIZE)}, r"needs real ones of \(B, 6, 8\)"),
-        ({"mask": torch.zeros(1, 2, 8)}, r"needs real ones of \(B, 6, 8\)"),
+        ({"coils": torch.zeros(1, 3, 8, 8)}, r"coils .* \(1, 3, 8, 8\), but mri needs \(B, K, 6, 8\)"),
+        ({"coils": torch.zeros(3, *SIZE)}, r"but mri needs \(B, K, 6, 8\)"),
+        ({"mask": torch.zeros(1, 1, *SIZE)}, r"but mri needs \(B, 6, 8\)"),
+        ({"mask": torch.zeros(1, 2, 8)}, r"but mri needs \(B, 6, 8\)"),
     ],
 )
 def test_a_context_that_does_not_fit_is_refused(context: Rows, message: str) -> None:
@@ -180,3 +182,38 @@ def test_more_coils_reconstruct_better() -> None:
         lower = problem.at(theta, (1, 16, 16)).on(operator.apply(x, {}, {}))
         errors.append(norm(solve_cold(AGD(), lower, 1e-3, 20_000).x - x))
     assert (errors[1] < 0.5 * errors[0]).all()
+
+
+class Scans(Images):
+    """Images with coil maps and masks of their own, as a data component may bring them."""
+
+    def context(self, ids: Sequence[int]) -> Rows:
+        index = torch.as_tensor(ids)
+        return {"coils": maps(4).to(torch.complex64)[index], "mask": masks(4).bool()[index]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_maps_of_the_data_reach_measurements_and_solves(dtype: torch.dtype) -> None:
+    operator, truth = MRI(), smooth_images(4, (1, *SIZE))
+    samples = Samples(Scans(truth), operator, Gaussian(0.1), dtype=dtype)
+    sample = samples.batch([2, 0])
+    assert sample.context["coils"].dtype == dtype.to_complex()
+    context = {"coils": maps(4)[[2, 0]], "mask": masks(4)[[2, 0]]}
+    exact = operator.apply(truth[[2, 0]].double(), {}, context)
+    noise = sample.y.double() - exact
+    assert float(noise[context["mask"].bool().unsqueeze(1).expand_as(noise)].std()) == pytest.approx(
+        0.1, rel=0.2
+    )
+    assert float(noise[~context["mask"].bool().unsqueeze(1).expand_as(noise)].abs().max()) < 1e-6
+    prior = TotalVariation(weight=0.01, nu=0.1)
+    theta = {
+        k: v.to(dtype) for k, v in join(regularizer=prior.init_params((1, *SIZE), keyed_generator(0))).items()
+    }
+    at = variational(operator, prior, strong_convexity=0.1).at(theta, (1, *SIZE))
+    together = at.on(sample.y, sample.context)
+    x = solve_cold(AGD(), together, 1e-3, 20_000).x
+    alone = samples.batch([0])
+    torch.testing.assert_close(
+        solve_cold(AGD(), at.on(alone.y, alone.context), 1e-3, 20_000).x, x[1:], atol=2e-3, rtol=0
+    )
+    assert (together.residual(x) <= 1e-3 * together.mu).all()

@@ -83,27 +83,31 @@ def cases(
     learned = cast(parameters(operator, shape), dtype)
     for context in _contexts(operator, shape, count):
         for theta in [{}, operator.prepare(learned)] if learned else [{}]:
-            yield Case(operator, x, theta, cast(context, dtype))
+            yield Case(operator, x, theta, {name: _converted(rows, dtype) for name, rows in context.items()})
 
 
 def _contexts(operator: Operator, shape: Sequence[int], count: int) -> list[Rows]:
     """As example_contexts gives them."""
     found = operator.example_contexts(shape, count)
+    rows = [value for context in found for value in context.values()] if isinstance(found, list) else []
     good = (
         isinstance(found, list)
         and found
-        and all(
-            isinstance(rows, Tensor) and rows.is_floating_point() and len(rows) == count
-            for context in found
-            for rows in context.values()
-        )
+        and all(isinstance(row, Tensor) and len(row) == count for row in rows)
     )
-    if not good:
-        fail(
-            "example_contexts must return a list of mappings, at least one, each of tensors of real numbers whose first"
-            f" dimension is the image ({count} were asked for)"
-        )
+    require(
+        bool(good),
+        "example_contexts must return a list of mappings, at least one, each of tensors whose first dimension is the"
+        f" image ({count} were asked for)",
+    )
     return found
+
+
+def _converted(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the samples of a run do: real and complex numbers to its precision, whole numbers and masks as they are."""
+    if rows.is_complex():
+        return rows.to(dtype.to_complex())
+    return rows.to(dtype) if rows.is_floating_point() else rows
 
 
 @holds(KIND, "same input, same result")

@@ -12,9 +12,9 @@ Whole columns are measured (Cartesian sampling): the `center_fraction` of lowest
 to one in `acceleration`; the same for all samples, given `seed` and the width. Or the mask comes from an ``.npy`` file.
 `coils` is a number of coils to simulate, with Σ_k |s_k|² = 1, or an ``.npy`` file K×H×W of complex numbers.
 
-Data may bring maps and masks of each sample in their context, which then replace those of the options: `coils` of shape
-(B, 2K, H, W), real parts first as in images (no complex numbers: they would not survive a change of precision), and
-`mask` of shape (B, H, W), or (B, 1, W) for whole columns.
+Data may bring maps and masks of each sample in their context, which then replace those of the options: `coils`, complex
+numbers of shape (B, K, H, W), and `mask` of shape (B, H, W), or (B, 1, W) for whole columns. A run converts them to its
+precision; complex numbers stay complex.
 
 Several coils: AᵀA ≤ max_p Σ_k |s_k(p)|², with equality on both sides if all is measured. One coil: a real image has
 |x̂(k)| = |x̂(−k)|, so AᵀA has the eigenvalues (M(k) + M(−k))/2, and the norm and the strong convexity (½ for half of
@@ -79,8 +79,8 @@ class MRI(Operator):
 
     def example_contexts(self, shape: Sequence[int], count: int) -> list[Rows]:
         generator = keyed_generator("mri", "example", count)
-        maps = torch.randn(count, 6, *shape[1:], dtype=torch.float64, generator=generator)
-        mask = torch.randint(0, 2, (count, *shape[1:]), generator=generator).double()
+        maps = torch.randn(count, 3, *shape[1:], dtype=torch.complex128, generator=generator)
+        mask = torch.randint(0, 2, (count, *shape[1:]), generator=generator)
         mask[:, 0, 0] = 1
         return [{}, {"coils": maps}, {"mask": mask}, {"coils": maps, "mask": mask[:, :1]}]
 
@@ -146,8 +146,8 @@ class MRI(Operator):
     def coil_maps(self, x: Tensor, context: Rows) -> Tensor | None:
         """The maps for images or measurements like ``x``, complex (B, 1, K, H, W), B = 1 for those of all samples."""
         if "coils" in context:
-            maps = _complex(_fitting(context["coils"], "coils", x).to(x))
-            return maps.unsqueeze(1)
+            maps = _fitting(context["coils"], "coils", x)
+            return maps.to(x.device, x.dtype.to_complex()).unsqueeze(1)
         if self.maps is not None:
             if sentence := self.check((2, *x.shape[2:])):
                 raise ValueError(sentence)
@@ -189,14 +189,13 @@ def _simulated(count: int, height: int, width: int, dtype: torch.dtype, device: 
 
 def _fitting(rows: Tensor, name: str, x: Tensor) -> Tensor:
     """What the context has under ``name``, if it fits images like ``x``."""
-    dimensions = {"mask": 3, "coils": 4}[name]
     height, width = x.shape[2:]
-    fits = rows.ndim == dimensions and rows.shape[-1] == width and not rows.is_complex()
-    if not fits or rows.shape[-2] not in ((1, height) if name == "mask" else (height,)):
-        expected = f"(B, {height}, {width})" if name == "mask" else f"(B, 2K, {height}, {width})"
-        kind = "complex " if rows.is_complex() else ""
+    masked = name == "mask"
+    heights = (1, height) if masked else (height,)
+    if rows.ndim != (3 if masked else 4) or rows.shape[-2] not in heights or rows.shape[-1] != width:
+        expected = f"(B, {'' if masked else 'K, '}{height}, {width})"
         raise ValueError(
-            f"the data give {name} as {kind}numbers of shape {tuple(rows.shape)}; mri needs real ones of {expected}"
+            f"{name} in the context of the data has the shape {tuple(rows.shape)}, but mri needs {expected}"
         )
     return rows
 
