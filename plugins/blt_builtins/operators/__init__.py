@@ -53,4 +53,10 @@ def blt_components() -> list[Component]:
             "blt_builtins.operators.ct:CT",
             "Computed tomography, parallel or fan beam; sparse views and limited angles.",
         ),
+        Component(
+            "operator",
+            "deepinv",
+            "blt_builtins.operators.deepinv_physics:DeepInv",
+            "A linear physics of the package deepinv, by name.",
+        ),
     ]
