@@ -10,7 +10,7 @@ minimiser), and the linearisation acts on the free pixels only. Solvers and hype
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -93,10 +93,10 @@ class Variational(Problem):
         theta = {name: ordinary(value) for name, value in theta.items()}
         return VariationalAt(self, theta, tuple(shape), counter or Counter())
 
-    def check(self, shape: Sequence[int]) -> tuple[str, str] | None:
+    def check(self, shape: Sequence[int], without: Collection[str] = ()) -> tuple[str, str] | None:
         """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
         for role, part in self.parts.items():
-            if sentence := part.check(shape):
+            if role not in without and (sentence := part.check(shape)):
                 return role, sentence
         return None
 

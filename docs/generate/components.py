@@ -44,7 +44,6 @@ GIVES = {
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
     "smooth": "differentiability in x",
-    "tilable": "large pictures in tiles",
 }
 #: The optional methods of the roles, as what a component has that implements them; by kind where they differ.
 OFFERS = {
@@ -53,6 +52,7 @@ OFFERS = {
     "check": "a check of the image size",
     "check_measurements": "a check of the measurements",
     "clean": "true images",
+    "crop": "tiles of what differs from place to place",
     "constants": "constants for certified error bounds",
     "context": "what the operator needs to know of each image",
     "data.measured": "recorded measurements",

@@ -165,6 +165,18 @@ def test_images_that_do_not_fit_a_part_are_refused_with_its_position() -> None:
     assert (Composed([CT(size=9), Identity()]).check(SHAPE) or "").startswith("part 0: size 9")
 
 
+def test_only_the_first_part_may_differ_from_place_to_place() -> None:
+    rows, columns = slice(2, 6), slice(4, 12)
+    same = Composed([Blur(size=3), Downsampling(2)])
+    assert same.crop(rows, columns, SHAPE) is same
+    operator, x = Composed([Inpainting(missing=0.3), Downsampling(2)]), normal(1, *SHAPE)
+    part = operator.crop(rows, columns, SHAPE)
+    assert part is not None
+    expected = operator.apply(x, {}, {})[:, :, 1:3, 2:6]
+    torch.testing.assert_close(part.apply(x[:, :, rows, columns], {}, {}), expected)
+    assert Composed([Blur(size=3), Inpainting()]).crop(rows, columns, SHAPE) is None
+
+
 BLOCK = {
     "name": "composed",
     "parts": [{"name": "blur", "size": 3, "learned": True}, {"name": "downsampling", "factor": 2}],

@@ -98,6 +98,14 @@ class Composed(Operator):
     def measured(self, y: Tensor, context: Rows) -> Tensor | None:
         return list(self.parts.values())[-1].measured(y, context)
 
+    def crop(self, rows: slice, columns: slice, shape: Sequence[int]) -> Composed | None:
+        """With the first part cut; the others, which see measurements, must be the same everywhere."""
+        first, *others = self.parts.values()
+        cut = first.crop(rows, columns, shape)
+        if cut is None or any(part.offers("crop") for part in others):
+            return None
+        return self if cut is first else Composed([cut, *others])
+
     def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
         least: Tensor | float = 1.0
         most: Bound = 1.0
