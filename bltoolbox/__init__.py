@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: When this package was imported: components come later, so a file older than this is what was imported from it.
+#: When this package was imported: components are imported later, so a file older than this has not changed since.
 IMPORTED_AT = time.time()
 
 __all__ = [

@@ -1,6 +1,7 @@
 """The ``blt`` command, also as ``python -m bltoolbox``.
 
-Signals are in order before anything slow is imported: Ctrl-C ends a command that is still starting without a traceback.
+Signal handlers are installed before anything slow is imported: Ctrl-C ends a command without a traceback, even while
+it is starting.
 """
 
 from __future__ import annotations

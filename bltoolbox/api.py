@@ -1,4 +1,4 @@
-"""Training from Python: where the rooms are put together.
+"""Training from Python, where the rooms are combined.
 
     from bltoolbox import load_recipe, resume, run
 

@@ -13,8 +13,11 @@ Where no μ > 0 is known, the smallest Ritz value of ∇²h on the Krylov space 
 values: the residual ∇h of a solver lies along flat directions, so these are found. (Starting from ∇g finds others:
 ‖∇h‖/μ would be as low as a quarter of ε in deblurring.) Realistic, and used by adaptive methods.
 
+Where g depends on θ, too, z_i = ∂_θg − Bᵀq, and the change of ∂_θg counts with that of Bᵀq. The penalty P(θ) is exact
+and adds nothing.
+
 *Certified*: true constants from the regularizer (``Regularizer.constants``) and a known μ. Never exceeded, and
-larger by orders of magnitude: for verification.
+larger by orders of magnitude: for verification. There is none where operator, data term or g has parameters.
 
 Reference: Ehrhardt & Roberts, *Analyzing inexact hypergradients for bilevel learning*, IMA J. Appl. Math. 2024.
 """
@@ -30,7 +33,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.linear import smallest_ritz
 from bltoolbox.bilevel.problem import Lower, Upper
-from bltoolbox.bilevel.records import Constants, Estimate, Solution, Theta
+from bltoolbox.bilevel.records import Constants, Estimate, Rows, Solution, Theta
 from bltoolbox.bilevel.tensors import norm
 
 #: Steps of Lanczos behind a Ritz value.
@@ -83,7 +86,10 @@ def estimate_bound(
     change = norm(lower.linearize(start).hvp(q) - product)
     hessian_lipschitz = torch.where(moved, change / safe, known[0])
     image = _mixed(lower, project, x, q)
-    change = norm(_mixed(lower, project, start, q) - image)
+    difference = _mixed(lower, project, start, q) - image
+    if upper.depends_on_theta:
+        difference = difference - (_direct(lower, upper, project, start) - _direct(lower, upper, project, x))
+    change = norm(difference)
     mixed_lipschitz = torch.where(moved, change / safe, known[1])
 
     convex = mu > 0
@@ -114,7 +120,7 @@ def certified_bound(
     lower: Lower, upper: Upper, x: Tensor, q: Tensor, residual: Tensor, delta: Tensor
 ) -> Tensor | None:
     """ω of each sample, never exceeded by the true error (up to rounding: use float64); None if it is unknown."""
-    if not knows_mu(lower) or upper.lipschitz is None:
+    if not knows_mu(lower) or upper.lipschitz is None or upper.depends_on_theta:
         return None
     epsilon = residual / lower.mu
     constants = lower.constants(x, epsilon)
@@ -152,9 +158,28 @@ def _mixed(lower: Lower, project: Callable[[Theta], dict[str, Tensor]], x: Tenso
     z is projected before its norm is taken; without the same projection here the means of the kernels, which cannot
     move, would dominate ‖B‖.
     """
-    parts = lower.mixed_each(x, q)
-    rows = (project({name: part[i] for name, part in parts.items()}) for i in range(len(x)))
+    return _projected(lower.mixed_each(x, q), project, len(x))
+
+
+def _direct(lower: Lower, upper: Upper, project: Callable[[Theta], dict[str, Tensor]], x: Tensor) -> Tensor:
+    """∂_θg, one row per sample, projected likewise."""
+    own = upper.theta_gradient_each(x)
+    zeros = {name: value.new_zeros(len(x), *value.shape) for name, value in lower.theta.items()}
+    return _projected(zeros | own, project, len(x))
+
+
+def _projected(parts: Rows, project: Callable[[Theta], dict[str, Tensor]], count: int) -> Tensor:
+    rows = (project({name: part[i] for name, part in parts.items()}) for i in range(count))
     return torch.stack([torch.cat([part.flatten() for part in row.values()]) for row in rows])
+
+
+@torch.no_grad()
+def gradient_norms(
+    lower: Lower, upper: Upper, x: Tensor, q: Tensor, project: Callable[[Theta], dict[str, Tensor]]
+) -> Tensor:
+    """‖z_i‖, z_i = ∂_θg − Bᵀq of each sample by itself, without its weight."""
+    rows = _mixed(lower, project, x, q)
+    return norm(_direct(lower, upper, project, x) - rows if upper.depends_on_theta else rows)
 
 
 class Certificate:

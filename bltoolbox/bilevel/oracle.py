@@ -1,9 +1,10 @@
 """f and its hypergradient at θ, to a tolerance: the only place that knows of warm starts, chunks, devices and ranks.
 
-    f_v(θ) = 1/m Σ_i v_i g_i(x̂_i(θ))
+    f_v(θ) = 1/m Σ_i v_i g_i(x̂_i(θ), θ) + P(θ)
 
 Sums are accumulated over chunks in float64, so that a batch of any size takes the memory of one chunk. On several
-ranks each solves its share of a batch; the results are added, and all ranks give the same answer.
+ranks each solves its share of a batch; the results are added, and all ranks give the same answer. The penalty P is
+added once, to the sum over ranks, and ∇P to z before z is projected.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from bltoolbox.bilevel.bounds import (
     certificate_of,
     estimate_bound,
     estimate_mu,
+    gradient_norms,
     knows_mu,
 )
 from bltoolbox.bilevel.journal import Journal
 from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.penalty import add_penalty, penalty_at, penalty_gradient
 from bltoolbox.bilevel.problem import Lower, Tasks
 from bltoolbox.bilevel.records import (
     Accuracy,
@@ -83,6 +86,7 @@ class BilevelOracle:
         strict: bool = False,
         bound: BoundKind = "none",
         bound_every: int = 1,
+        wants: str | None = None,
         before_call: Callable[[Cost], None] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -96,6 +100,8 @@ class BilevelOracle:
         self.strict = strict
         self.bound = bound
         self.bound_every = bound_every
+        #: What a hypergradient reports about each sample: ``loss``, ``slope``, ``gradient`` or nothing.
+        self.wants = wants
         self.before_call = before_call
         self.after_call: Callable[[], None] | None = None
         self.cost = Cost()
@@ -345,7 +351,7 @@ class BatchOracle:
             # A trial θ where nothing can be computed is worse than any other: a line search continues.
             return total.as_value()
         self._share.bring_home(oracle.ranks, trial, self._like("solutions"))
-        return total.as_value(trial)
+        return add_penalty(total.as_value(trial), penalty_at(oracle.problem, theta))
 
     def _hypergradient(
         self, theta: Theta, effort: Effort, adjoint: Effort, bound: bool, together: bool
@@ -354,16 +360,19 @@ class BatchOracle:
         certificate, memory = oracle.new_certificate(), oracle.memory(theta)
         gives_adjoint = oracle.hypergradient.gives_adjoint
         z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
+        seen = torch.zeros(0 if oracle.wants is None else len(self._batch.ids), dtype=torch.float64)
 
         def add(chunk: Chunk, tally: Tally) -> None:
             solution = oracle.solve(chunk, effort)
             wanted = bound or certificate.wants_estimate
             mu = self._mu(chunk, solution, bound or (wanted and gives_adjoint), tally)
-            tally.solved(chunk, solution, mu)
+            loss, slope = tally.solved(chunk, solution, mu)
             estimate = self._estimate(chunk, solution.x, memory, adjoint, together)
             for name, part in estimate.gradient.items():
                 z[name] += part.double()
             tally.differentiated(estimate)
+            if oracle.wants is not None:
+                seen[list(chunk.positions)] = self._seen(chunk, solution, estimate, loss, slope)
             estimated = self._estimated_bound(chunk, solution, estimate, mu) if wanted else None
             if bound and estimated is not None:
                 tally.omega += float(chunk.weights @ estimated.double())
@@ -373,6 +382,11 @@ class BatchOracle:
         with self._hosting("hypergradient", theta, *names, keep=True):
             total = _unless_failed(self._tally("hypergradient", theta, add, certificate))
         z = self._sum(z)
+        seen = self._sum({"seen": seen})["seen"]
+        penalty, direct = penalty_gradient(oracle.problem, theta)
+        if penalty is not None and not math.isfinite(penalty):
+            raise NumericalError("the penalty P(θ) is not finite; use a smaller step")
+        z = {name: part + direct[name] if direct else part for name, part in z.items()}
         gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
         if not all(bool(torch.isfinite(part).all()) for part in gradient.values()):
             raise NumericalError(
@@ -380,7 +394,7 @@ class BatchOracle:
             )
         return HypergradientResult(
             gradient=gradient,
-            value=total.as_value(),
+            value=add_penalty(total.as_value(), penalty),
             residual=total.adjoint_residual,
             iterations=total.adjoint_iterations / max(total.count, 1),
             bound=total.omega if bound and gives_adjoint else None,
@@ -389,11 +403,25 @@ class BatchOracle:
             or _above(total.adjoint_residual, adjoint, oracle.problem.loss_scale),
             loss_scale=oracle.problem.loss_scale,
             certificate=certificate_of(total.certificate),
+            seen={} if oracle.wants is None else {oracle.wants: seen},
         )
+
+    def _seen(
+        self, chunk: Chunk, solution: Solution, estimate: Estimate, loss: Tensor, slope: Tensor
+    ) -> Tensor:
+        """What the sampler wants to know about the samples of a chunk; the rows of z cost mixed derivatives."""
+        oracle = self._oracle
+        if oracle.wants == "gradient":
+            assert estimate.adjoint is not None
+            project = oracle.problem.project_gradient
+            rows = gradient_norms(chunk.lower, chunk.upper, solution.x, estimate.adjoint, project)
+        else:
+            rows = loss if oracle.wants == "loss" else slope
+        return rows.double().cpu()
 
     def _sum(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Over the ranks, as one vector."""
-        if self._oracle.ranks.size == 1:
+        if self._oracle.ranks.size == 1 or not any(part.numel() for part in parts.values()):
             return parts
         total = self._oracle.ranks.sum(torch.cat([part.flatten() for part in parts.values()]))
         pieces = total.split([part.numel() for part in parts.values()])

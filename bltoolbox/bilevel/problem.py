@@ -53,8 +53,21 @@ class Upper(ABC):
             return torch.autograd.grad(self.value(x).sum(), x)[0]
 
     def theta_gradient(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """Σ_i weights_i ∂_θ g_i(x_i, θ) by parameter; nothing where g does not depend on θ."""
+        """Σ_i weights_i ∂_θ g_i(x_i, θ) by parameter; empty if g does not depend on θ."""
         return {}
+
+    @property
+    def depends_on_theta(self) -> bool:
+        """Whether g has a derivative in θ besides that through x."""
+        return type(self).theta_gradient is not Upper.theta_gradient
+
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        """∂_θ g_i(x_i, θ) of each task by itself, with a leading task dimension; nothing where there is none."""
+        if not self.depends_on_theta:
+            return {}
+        tasks = torch.arange(len(x), device=x.device).split(1)
+        rows = [self.take(task).theta_gradient(x[task], x.new_ones(1)) for task in tasks]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     @abstractmethod
     def take(self, index: Tensor) -> Upper:
@@ -91,10 +104,10 @@ class Lower(ABC):
     """h_i(·, θ) for the tasks of one chunk: what solvers and hypergradients work on.
 
     Attributes:
-        ids: which tasks, shape (B,).
+        ids: the numbers of the tasks, shape (B,).
         theta: all parameters by their full names.
-        mu: a true lower bound of the strong convexity of each h_i, shape (B,); −∞ where none is known.
-        lipschitz: a true upper bound of the Lipschitz constant of each ∇h_i, shape (B,); +∞ where none is known.
+        mu: a valid lower bound on the strong convexity of each h_i, shape (B,); −∞ where none is known.
+        lipschitz: a valid upper bound on the Lipschitz constant of each ∇h_i, shape (B,); +∞ where none is known.
         bounded: whether ``lipschitz`` is known for every task, evaluated once and on the host.
         constrained: whether x is confined to a convex set C.
         counter: where derivatives are counted.
@@ -122,8 +135,8 @@ class Lower(ABC):
         """The start of a cold solve."""
 
     def gradient_tol(self, tol: float) -> Tensor:
-        """The gradient norm that asks for a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
-        strongly convex no gradient norm does, and ``tol`` itself is asked for."""
+        """The gradient norm that guarantees a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
+        strongly convex none does, and ``tol`` itself is used."""
         return torch.where(self.mu > 0, tol * self.mu, tol)
 
     @abstractmethod
@@ -185,12 +198,12 @@ class Lower(ABC):
         return gradients_of(total, leaves)
 
     def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        """∂_θ⟨∇_x h_i, q_i⟩ of each task by itself, with a leading task dimension; differentiable in q."""
+        """∂_θ⟨∇_x h_i, q_i⟩ of each task separately, with a leading task dimension; differentiable in q."""
         self.counter.mixed_products += len(x)
         return rows_of(lambda theta: self.pairing(theta, x, q), self.theta)
 
     def constants(self, x: Tensor, radius: Tensor) -> Constants | None:
-        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds; None if
+        """Valid constants on the ball of ``radius`` (B,) around each x, for certified error bounds; None if
         unknown."""
         return None
 
@@ -215,7 +228,7 @@ class Lower(ABC):
 class Linearization:
     """v ↦ ∇²h(x) v.
 
-    On a constraint set it is P∇²h P + (1 − P), P the free entries, which is as definite and solves the same.
+    On a constraint set it is P∇²h P + (1 − P), P the free entries, which is as definite and has the same solution.
     """
 
     lower: Lower
@@ -231,7 +244,7 @@ class Linearization:
         return self.product(inside) * self.free + (v - inside)
 
     def take(self, index: Tensor) -> Linearization:
-        """For some of the tasks; reuses what was computed where the product can be split."""
+        """The same for some of the tasks; reuses earlier computations if the product can be split."""
         lower, x = self.lower.take(index), self.x[index]
         divide = getattr(self.product, "take", None)
         product = None if divide is None else divide(index)
@@ -278,7 +291,7 @@ class Tasks(Protocol):
     def __len__(self) -> int: ...
 
     def at(self, theta: Theta, counter: Counter) -> BoundTasks:
-        """Bound to θ; constants are computed once and shared by all chunks."""
+        """The tasks bound to θ; constants are computed once and shared by all chunks."""
         ...
 
 

@@ -18,7 +18,7 @@ Theta = Mapping[str, Tensor]
 #: Tensors by name whose first dimension is the task.
 Rows = Mapping[str, Tensor]
 
-#: A true bound, the same for all samples or one per sample; None means unknown, which is never written as 0 or 1.
+#: A valid bound, the same for all samples or one per sample; None means unknown, which is never expressed as 0 or 1.
 Bound = Tensor | float | None
 
 
@@ -36,7 +36,7 @@ class Steps:
     count: int
 
 
-#: How much work a question is worth: until a tolerance is met, or a number of iterations.
+#: The effort of a call: until a tolerance is reached, or a number of iterations.
 Effort = Accuracy | Steps
 
 
@@ -116,7 +116,7 @@ class Counter:
     mixed_products: int = 0
 
     def collect(self) -> Cost:
-        """What was counted since the last time."""
+        """The counts since the last call."""
         cost = Cost(**vars(self))
         for entry in fields(self):
             setattr(self, entry.name, 0)
@@ -137,7 +137,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a hypergradient component is asked: z = Σ_i weights_i ∇f_i at the θ of ``lower``."""
+    """The request to a hypergradient component: z = Σ_i weights_i ∇f_i at the θ of ``lower``."""
 
     lower: Lower
     upper: Upper
@@ -147,15 +147,15 @@ class Ask:
     weights: Tensor
     #: For the linear system, per sample: ``Accuracy`` is the norm of its residual.
     effort: Effort
-    #: What ``keeps`` of the component names, by task; rows of tasks without any are zero.
+    #: The tensors that ``keeps`` of the component names, by task; rows of new tasks are zero.
     memory: Rows = field(default_factory=dict)
-    #: The number of this question in the run, the same after a resume and on every rank.
+    #: The number of this call in the run, the same after a resume and on every rank.
     call: int = 0
-    #: Update x and the memory from the values before, not in turn.
+    #: Update x and the memory simultaneously from their previous values, not in turn.
     together: bool = False
     #: Minimise another lower level with the solver of the recipe, from a start: ``minimise(lower, x0, effort)``.
     minimise: Callable[[Lower, Tensor, Effort], Solution] | None = None
-    #: The inverse Hessian that the lower-level solver has built, as a product; None where it has none.
+    #: The inverse Hessian that the lower-level solver has built, as a product; None if it has none.
     inverse: Callable[[Tensor], Tensor] | None = None
 
     @property
@@ -165,15 +165,15 @@ class Ask:
         return self.lower.mu.new_full(self.lower.mu.shape, tol)
 
     def limit(self, most: int) -> int:
-        """The number of iterations asked for, or ``most`` where a tolerance is."""
+        """The requested number of iterations, or ``most`` if a tolerance is requested."""
         return self.effort.count if isinstance(self.effort, Steps) else most
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a hypergradient component returns: the weighted sum z, and how its linear system went, per sample.
+    """The result of a hypergradient component: the weighted sum z and, per sample, the outcome of its linear system.
 
-    ``memory`` holds what ``keeps`` names, for the next question about the same tasks. ``x`` replaces the solution as
+    ``memory`` contains what ``keeps`` names, for the next call with the same tasks. ``x`` replaces the solution as
     a warm start, for methods that iterate on it themselves.
     """
 
@@ -187,7 +187,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Constants:
-    """True bounds on a ball around each x: the Lipschitz constants of ∇²R and of B = ∂²_{xθ}R there, and ‖B(x)‖."""
+    """Valid bounds on a ball around each x: the Lipschitz constants of ∇²R and of B = ∂²_{xθ}R there, and ‖B(x)‖."""
 
     hessian_lipschitz: Tensor
     mixed_lipschitz: Tensor
@@ -205,8 +205,10 @@ class Value:
     certified: bool
     residual: float
     iterations: float
-    #: How many samples ended in a status other than converged, by its name.
+    #: The number of samples that ended in each status other than converged, by its name.
     short: Mapping[str, int] = field(default_factory=dict)
+    #: P(θ), which value and bounds contain; None where the problem has no penalty.
+    penalty: float | None = None
     #: The solutions by sample id, until they are accepted as warm starts.
     trial: Any = field(default=None, repr=False, compare=False)
 
@@ -223,7 +225,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class HypergradientResult:
-    """z at θ, with the value of f there and, when asked for, a bound ω on ‖z − ∇f‖."""
+    """z at θ, with the value of f there and, on request, a bound ω on ‖z − ∇f‖."""
 
     gradient: dict[str, Tensor]
     value: Value
@@ -233,10 +235,13 @@ class HypergradientResult:
     bound_kind: str | None = None
     #: Whether a tolerance was below what the dtype can reach.
     at_floor: bool = False
-    #: The factor of the loss: what is given in units of z or f is to be multiplied by it.
+    #: The factor of the loss: multiply quantities in units of z or f by it.
     loss_scale: float = 1.0
     #: For the log: mean and maximum over samples of the distance to the minimiser and of the error bound.
     certificate: Mapping[str, float | str] = field(default_factory=dict)
+    #: What the sampler ``wants``, by its name: one number per sample in the order of the batch, float64 on the CPU,
+    #: the same on all ranks; nothing where no sampler observes.
+    seen: Rows = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -249,3 +254,5 @@ class Step:
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     #: A sentence if the optimizer has nothing left to do.
     finished: str | None = None
+    #: ``Value.penalty`` of the value that is the loss, so that it can be logged separately.
+    penalty: float | None = None

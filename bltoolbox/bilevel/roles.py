@@ -1,6 +1,6 @@
 """The roles: what the author of a plugin implements.
 
-A component is one plain class. Its ``__init__`` parameters, with their annotations and defaults, are its whole
+A component is one plain class. Its ``__init__`` parameters, with their annotations and defaults, are its entire
 configuration: validation, ``blt show`` and the docs come from the signature. Components have no hidden state and
 never change their arguments; whatever evolves is returned.
 
@@ -54,7 +54,7 @@ class Role(ABC):
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
-        """Options that ``blt check`` tries the component with; its defaults unless overridden.
+        """Options with which ``blt check`` tests the component; its defaults unless overridden.
 
         Needed if a parameter has no default or the defaults take long. Files may be created in ``folder``,
         which is empty and temporary. A nested component is ``{"name": …}``, as in a
@@ -77,7 +77,8 @@ class Parametric(Role):
         return {}
 
     def prepare(self, theta: Theta) -> Theta:
-        """θ with quantities derived from it once and used often; every other method receives the result.
+        """θ with quantities derived from it once and used often; every other method receives the result, except
+        ``project`` and ``penalty``, which receive θ itself.
 
         It must contain the entries of θ under their names, and be differentiable in them.
         """
@@ -96,16 +97,19 @@ class Parametric(Role):
         return dict(theta)
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        """Projection of z on the directions a *linear* constraint leaves free; taken before any norm of z."""
+        """Projection of z onto the directions that a *linear* constraint leaves free; applied before any norm of z."""
         return dict(gradient)
 
     def penalty(self, theta: Theta) -> Tensor | None:
-        """P(θ), a differentiable scalar that is added to f; None for none."""
+        """P(θ), a differentiable scalar in the dtype of θ that is added to f once, not per sample; None for none.
+
+        It is not multiplied by the ``scale`` of the loss.
+        """
         return None
 
 
 class Problem(Role):
-    """Where tasks come from: h_i and g_i for every split, and the θ that they share.
+    """The source of tasks: h_i and g_i for every split, and the θ that they share.
 
     Accuracies of the upper level are relative to ``loss_scale``, the ``scale`` of its losses.
     """
@@ -119,7 +123,7 @@ class Problem(Role):
 
     @abstractmethod
     def tasks(self, split: str) -> Tasks | None:
-        """The tasks of a split, ``training``, ``validation`` or ``evaluation``; None where there are none."""
+        """The tasks of a split, ``training``, ``validation`` or ``evaluation``; None if there are none."""
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         """The nearest admissible θ."""
@@ -130,7 +134,7 @@ class Problem(Role):
         return dict(gradient)
 
     def penalty(self, theta: Theta) -> Tensor | None:
-        """P(θ), a differentiable scalar that is added to f; None for none."""
+        """P(θ), a differentiable scalar that is added to f once, not per task; None for none."""
         return None
 
 
@@ -150,7 +154,7 @@ class LowerSolver(Role):
 
     ``residual`` is ``lower.residual(x)``, the (projected) gradient norm at the ``x`` of the same state. A
     solver that always evaluates it there may set ``exact_residual``; otherwise the loop recomputes it before it
-    declares a sample finished. ``handles_constraint`` says that iterates stay in the constraint set through
+    accepts a sample as converged. ``handles_constraint`` means that iterates stay in the constraint set through
     ``lower.project``.
     """
 
@@ -159,15 +163,15 @@ class LowerSolver(Role):
     handles_constraint: ClassVar[bool] = False
 
     def persists(self, lower: Lower) -> Rows:
-        """What is kept of a finished solve as a warm start besides x, by empty examples (0, …); nothing by default.
+        """Tensors kept after a solve as a warm start besides x, as empty examples (0, …); none by default.
 
-        It must not depend on θ, as a dual variable does not; its shape must not depend on the iteration.
+        They must not depend on θ (a dual variable does not), and their shapes must not depend on the iteration.
         """
         return {}
 
     @abstractmethod
     def init(self, lower: Lower, x0: Tensor, kept: Rows) -> Any:
-        """The state at x0, with its residual; ``kept`` holds what ``persists`` names, as far as there is any."""
+        """The state at x0, with its residual; ``kept`` contains what ``persists`` names, if available."""
 
     @abstractmethod
     def step(self, lower: Lower, state: Any) -> Any:
@@ -191,10 +195,10 @@ class HypergradientEstimator(Role):
     exact: ClassVar[bool] = True
 
     def keeps(self, lower: Lower) -> Rows:
-        """What it remembers about each task from one question to the next, by empty examples (0, …); nothing by
+        """Tensors kept for each task from one call to the next, as empty examples (0, …); none by
         default.
 
-        It is passed back in ``Ask.memory``, zero for tasks without any, and is part of checkpoints.
+        They are passed back in ``Ask.memory``, with zeros for new tasks, and are part of checkpoints.
         """
         return {}
 
@@ -206,13 +210,15 @@ class HypergradientEstimator(Role):
 class Sampler(Role):
     """v ~ D with E[v_i] = 1: which samples, with which weights.
 
-    ``full`` says that every batch is all samples with weight 1, which some optimizers need.
+    ``full`` means that every batch contains all samples with weight 1, which some optimizers need.
     """
 
     kind = "sampler"
     full: ClassVar[bool] = False
-    #: What ``observe`` receives about each sample: its ``loss``, the ``slope`` ‖∇g‖ or the ``gradient`` norm ‖z_i‖.
-    wants: ClassVar[str] = "loss"
+    #: What ``observe`` receives about each sample: its ``loss`` g_i, the ``slope`` ‖∇g_i‖ or the ``gradient`` norm
+    #: ‖z_i‖, which costs a mixed derivative per sample and needs an estimator with an adjoint. Read once, when a run is
+    #: assembled; ``__init__`` may set it.
+    wants: str = "loss"
 
     @abstractmethod
     def init(self, m: int, seed: int) -> dict[str, Any]:
@@ -223,12 +229,17 @@ class Sampler(Role):
         """A batch of ids and weights, and the next state."""
 
     def observe(self, state: Mapping[str, Any], batch: Batch, seen: Rows) -> dict[str, Any]:
-        """The state after a step has seen what ``wants`` names of every sample of the batch; unchanged by default."""
+        """The state after a successful step; ``state`` is what ``next`` returned with the batch.
+
+        ``seen[wants]`` has one number per sample in the order of the batch (float64, on the CPU), from the last
+        hypergradient of the step: where a method asks for several, that is the most accurate one, at the θ from which
+        the step was taken. It is the same on all ranks and after a resume. Not called for failed steps.
+        """
         return dict(state)
 
 
 class Oracle(Protocol):
-    """What an upper-level optimizer may ask about f (or f_v of the current batch), to an accuracy given as argument.
+    """What an upper-level optimizer may request about f (or f_v of the current batch), to a given accuracy.
 
     ``tol`` is a distance in x, ``adjoint_tol`` a residual norm of the adjoint system for a loss of scale 1: it is
     multiplied by the recipe's ``loss_scale``, so that the scale of the loss does not change the path of θ.
@@ -249,8 +260,8 @@ class Oracle(Protocol):
         """z(θ) and f(θ), the lower level solved with ``effort`` and the linear system of the hypergradient with
         ``adjoint``.
 
-        With ``bound`` also ω ≥ ‖z − ∇f‖ and bounds of f (estimated or certified); with ``together`` all iterates are
-        updated from their values before, as simultaneous single-loop methods do.
+        With ``bound`` also ω ≥ ‖z − ∇f‖ and bounds on f (estimated or certified); with ``together`` all iterates are
+        updated from their previous values, as simultaneous single-loop methods do.
         """
         ...
 
@@ -268,10 +279,10 @@ class Oracle(Protocol):
 
 
 class UpperOptimizer(Role):
-    """θ ← θ⁺, with any number of questions to the oracle.
+    """θ ← θ⁺, with any number of calls to the oracle.
 
-    ``handles_floor`` says that it detects itself when a tolerance is below what the dtype can reach; for others
-    the run stops with a message. ``full_batch`` says that it needs all data at each step, so that a
+    ``handles_floor`` means that it detects when a tolerance is below what the dtype can reach; for others
+    the run stops with a message. ``full_batch`` means that it needs all data at each step, so that a
     mini-batch sampler is refused, and ``needs_bound`` that it asks for ``hypergradient(…, bound=True)``, so
     that an estimator without adjoint is.
     """
@@ -290,7 +301,7 @@ class UpperOptimizer(Role):
         """One step."""
 
     def shorten(self, state: Mapping[str, Any], factor: float) -> dict[str, Any]:
-        """The state with all further steps shorter by ``factor``: what `on_divergence: shrink-step` asks for."""
+        """The state with all further steps shortened by ``factor``, for `on_divergence: shrink-step`."""
         raise NotImplementedError(f"{type(self).__name__} cannot shorten its steps")
 
 

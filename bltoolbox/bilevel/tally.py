@@ -60,8 +60,11 @@ class Tally:
     certificate: dict[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
-    def solved(self, chunk: Chunk, solution: Solution, mu: Tensor) -> None:
-        """Values of one chunk, and their bounds where ``mu``, known or estimated, is positive."""
+    def solved(self, chunk: Chunk, solution: Solution, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of one chunk, and their bounds where ``mu``, known or estimated, is positive.
+
+        Returns g_i and ‖∇g_i‖ of each sample.
+        """
         convex = mu > 0
         epsilon = torch.where(convex, solution.residual / mu, 0.0).double()
         value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
@@ -85,6 +88,7 @@ class Tally:
             if status is not Status.CONVERGED:
                 name = status.name.lower()
                 self.short[name] = self.short.get(name, 0) + 1
+        return value, slope
 
     def differentiated(self, estimate: Estimate) -> None:
         """How the adjoint systems of one chunk went."""
@@ -129,11 +133,11 @@ class Tally:
 _LARGEST = {"residual", "adjoint_residual"}
 
 
-def merge(words: Sequence[Mapping[str, Any]]) -> Tally:
-    """One tally of those of all ranks, added in their order."""
-    total: dict[str, Any] = dict(words[0])
-    for word in words[1:]:
-        total = _join("", total, word)
+def merge(tallies: Sequence[Mapping[str, Any]]) -> Tally:
+    """The sum of the tallies of all ranks, in the order of ranks."""
+    total: dict[str, Any] = dict(tallies[0])
+    for tally in tallies[1:]:
+        total = _join("", total, tally)
     return Tally(**total | {"cost": Cost(**total["cost"])})
 
 
@@ -151,14 +155,14 @@ def _join(name: str, mine: Any, theirs: Any) -> Any:
 
 
 class Slowest:
-    """The paper's own count: the iterations of the slowest sample of a chunk times its size.
+    """The count of the paper: the iterations of the slowest sample of each chunk, times the size of the chunk.
 
-    Chunks of the whole batch, however it is divided over ranks, so that the count does not depend on that.
+    The chunks are those of the full batch, so the count does not depend on how it is divided over ranks.
     """
 
     def __init__(self, count: int, chunk: int) -> None:
         self.count, self.chunk = count, chunk
-        #: The most iterations of a lower-level solve and of a linear system, chunk after chunk.
+        #: The largest number of iterations of a lower-level solve and of a linear system, chunk after chunk.
         self.most = [0] * (2 * -(-count // chunk))
 
     def add(self, positions: Sequence[int], iterations: Sequence[int], *, linear: bool = False) -> None:
@@ -168,7 +172,7 @@ class Slowest:
             self.most[place] = max(self.most[place], spent)
 
     def total(self, ranks: Ranks) -> int:
-        """Over all ranks."""
+        """The count over all ranks."""
         most = self.most
         if ranks.size > 1:
             most = ranks.largest(torch.tensor(most, dtype=torch.long)).tolist()

@@ -25,7 +25,7 @@ def norm(a: Tensor) -> Tensor:
 
 
 def lasting() -> AbstractContextManager[Any]:
-    """Where tensors are made that are kept: those of inference mode could take part in no derivative later."""
+    """A context for creating tensors that are kept: inference tensors could not be used in derivatives later."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
@@ -94,7 +94,7 @@ def put(state: State, index: Tensor, part: State) -> State:
 
 
 def keyed_generator(*key: object) -> torch.Generator:
-    """A CPU generator that depends on the key alone, not on what was drawn before."""
+    """A CPU generator that depends only on the key, not on earlier draws."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 

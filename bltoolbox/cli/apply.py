@@ -118,7 +118,7 @@ def apply(
         "downsampling": {"factor": factor} if factor is not None else {},
     }
     if truth is not None and not truth.exists():
-        raise UsageError(f"--truth: no file or folder {truth}")
+        raise UsageError(f"--truth: {truth} does not exist; give a file or a folder")
     jobs, notes = plan(inputs, out, force)
     if truth is not None and truth.is_file() and len(jobs) > 1:
         raise UsageError(f"--truth {truth} is one file, but there are {len(jobs)} pictures; give a folder")

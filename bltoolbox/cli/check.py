@@ -1,4 +1,4 @@
-"""``blt check``: test components against their roles, and the hypergradient of a recipe against differences."""
+"""``blt check``: test components against their roles, and the hypergradient of a recipe against finite differences."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check(
     registry = open_registry(plugin, warn=not as_json)
     recipes = [target for target in targets if _is_recipe(target, registry)]
     if overrides and not recipes:
-        raise UsageError(f"{overrides[0]} is for a recipe, and none is named")
+        raise UsageError(f"{overrides[0]} is an override for a recipe, but no recipe is given")
     names = [target for target in targets if target not in recipes]
     components, broken = _selection(registry, names, plugin or [], everything=not targets)
     outcomes = _check_components(components, registry, quiet=as_json)
@@ -69,7 +69,7 @@ def check(
 
 
 def _is_recipe(target: str, registry: Registry) -> bool:
-    """An existing YAML file, or the name of a shipped recipe that is no component's."""
+    """An existing YAML file, or the name of a shipped recipe that is not the name of a component."""
     from bltoolbox.config.recipe import shipped_recipes
 
     path = Path(target)
@@ -152,7 +152,7 @@ def _mark(ok: bool) -> str:
 
 
 def _code(outcomes: Sequence[Outcome], checks: Sequence[RecipeCheck], broken: Sequence[Any]) -> int:
-    """4 if something could not be loaded, 1 if something fails."""
+    """4 if anything could not be loaded, 1 if anything fails."""
     failed = [one for one in outcomes if one.status == "failed"]
     if broken or any(one.property == "can be imported" for one in failed):
         return 4

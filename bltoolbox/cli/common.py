@@ -1,4 +1,4 @@
-"""What the commands share: their common options and their output.
+"""Shared by the commands: common options and output.
 
 Data goes to stdout and is never wrapped; messages for people go to stderr.
 """
@@ -72,7 +72,7 @@ def _show_warnings() -> None:
 
 
 def print_json(data: Any) -> None:
-    # NaN and Infinity are not JSON; a script gets null or a readable word instead of a parse error.
+    # NaN and Infinity are not JSON; a script gets null or a name instead of a parse error.
     text = json.dumps(finite(data, str), indent=2, ensure_ascii=False, allow_nan=False)
     typer.echo(printable_json(text))
 

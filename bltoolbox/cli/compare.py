@@ -141,7 +141,7 @@ def _print_tables(comparison: Comparison) -> None:
         ]
         table.append((group.label, *cells))
     show("")
-    print_rows(table, title=f"What it takes until a check has that {comparison.quality}")
+    print_rows(table, title=f"Cost until a check reaches a {comparison.quality}")
 
 
 def _shown(found: Spread | None, form: str, spread: bool = True) -> str:

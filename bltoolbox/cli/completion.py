@@ -148,7 +148,7 @@ def _walk(
         yield _Entry(key, parameter, tuple((one.name, one.component.summary) for one in known))
         for option in options:
             yield from _walk(option.parameters, inner, f"{key}.", registry)
-        name = _name(value) or _name(parameter.default)
+        name = _name(value, roles) or _name(parameter.default)
         for one in known:
             if one.name == name and (signature := remembered_signature(one.component.target)):
                 yield from _walk(signature.parameters, inner, f"{key}.", registry)
@@ -168,7 +168,11 @@ def _options(type: Type) -> tuple[Type, ...]:
     return type.items if type.name == "union" else (type,)
 
 
-def _name(value: Any) -> str | None:
+def _name(value: Any, roles: Sequence[str] = ()) -> str | None:
+    from bltoolbox.config.validation import spelled_out
+
+    for role in roles:
+        value = value if isinstance(value, Mapping) else spelled_out(role, value)
     name = value.get("name") if isinstance(value, Mapping) else value
     return name if isinstance(name, str) else None
 

@@ -142,7 +142,7 @@ def _not_installed(requirement: Requirement, extra: str) -> Finding:
 
 
 def _plain(requirement: Requirement) -> str:
-    """As a user would write it, without the conditions under which it holds."""
+    """A requirement as a user would write it, without its conditions."""
     return f"{requirement.name}{requirement.specifier}"
 
 
@@ -312,7 +312,7 @@ def _ranks() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    """Only ``compile: true`` of a component needs it, which works without it, too."""
+    """A compiler is needed only for ``compile: true`` of a component, which has no effect without one."""
     wanted = os.environ.get("CXX")
     found = next(filter(None, map(shutil.which, [wanted] if wanted else ["g++", "clang++", "c++"])), None)
     if found:
@@ -344,7 +344,9 @@ def _computing(registry: Registry) -> Iterator[Finding]:
             yield Finding(f"computing on {device}", Verdict.WRONG, f"{found}; expected more than {_GAIN:g}")
         elif apart > 1e-2:
             yield Finding(
-                f"computing on {device}", Verdict.WRONG, f"{apart:.2g} away from the result of the CPU"
+                f"computing on {device}",
+                Verdict.WRONG,
+                f"the result differs from that of the CPU by {apart:.2g}",
             )
         else:
             yield Finding(f"computing on {device}", Verdict.OK, found)

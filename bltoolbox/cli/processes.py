@@ -33,18 +33,18 @@ def to_launch(nproc: int | None) -> bool:
     return nproc is not None and nproc > 1
 
 
-def launch(words: Sequence[str], count: int | None, directory: Path) -> NoReturn:
+def launch(arguments: Sequence[str], count: int | None, directory: Path) -> NoReturn:
     """Run as ``count`` processes, and exit with their code."""
-    launcher = Launcher(words, count or 1)
+    launcher = Launcher(arguments, count or 1)
     code = launcher.run()
     killed = launcher.killed()
     if killed and not launcher.signals:
-        said = ", ".join(
+        ends = ", ".join(
             f"rank {rank} (process {launcher.processes[rank].pid}) was killed by {name}"
             for rank, name in killed.items()
         )
         hint = " (out of memory?)" if "SIGKILL" in killed.values() else ""
-        say(f"error: {said}{hint}; the run stopped; {next_command(directory, count or 1)}")
+        say(f"error: {ends}{hint}; the run stopped; {next_command(directory, count or 1)}")
     raise typer.Exit(code)
 
 
@@ -73,7 +73,7 @@ def next_command(path: Path, size: int) -> str:
 
 @contextlib.contextmanager
 def reporting_once() -> Iterator[None]:
-    """Rank 0 reports errors; another rank reports only what rank 0 cannot know."""
+    """Rank 0 reports errors; other ranks report only what rank 0 cannot know."""
     place = Place.here()
     try:
         yield

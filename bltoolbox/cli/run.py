@@ -110,9 +110,9 @@ def run(
             several = to_launch(nproc)
         if several:
             out = out or _fresh(recipe)
-            words = ["run", sources[0], *overrides, "--out", str(out)]
-            words += ["--overwrite"] * overwrite + ["--profile"] * profile
-            launch([*words, *passed_on(quiet, verbose, as_json, debug, plugin)], nproc, out)
+            command = ["run", sources[0], *overrides, "--out", str(out)]
+            command += ["--overwrite"] * overwrite + ["--profile"] * profile
+            launch([*command, *passed_on(quiet, verbose, as_json, debug, plugin)], nproc, out)
         from bltoolbox.distributed.ranks import joined
         from bltoolbox.reports.writer import ReportWriter
         from bltoolbox.training.driver import run_in
@@ -174,8 +174,8 @@ def resume(
     _only_one(sources, "blt resume takes one run directory")
     path = Path(sources[0])
     if to_launch(nproc):
-        words = ["resume", str(path), *overrides, *passed_on(quiet, verbose, as_json, debug, plugin)]
-        launch(words, nproc, path)
+        command = ["resume", str(path), *overrides, *passed_on(quiet, verbose, as_json, debug, plugin)]
+        launch(command, nproc, path)
     with reporting_once():
         with same_on_all_ranks():
             registry = open_registry(plugin)

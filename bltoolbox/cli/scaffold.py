@@ -1,7 +1,7 @@
 """A new plugin from templates: an installable package with one working component for each requested kind.
 
-The files in ``templates/`` read as they will be written, for a plugin called ``my-plugin``; only that name and the
-few words between ``@`` are replaced.
+The files in ``templates/`` are those of a plugin called ``my-plugin``; only that name and the few words between ``@``
+are replaced.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 EXAMPLES = {
     "data": ("Checkerboards", "Generated checkerboards under a gradient of light."),
     "operator": ("Vignetting", "A gain that falls off towards the corners."),
+    "noise": ("Laplacian", "Errors with a Laplace distribution: mostly small, sometimes large."),
     "data_term": ("LogCosh", "A log cosh of each residual, robust against outliers."),
     "regularizer": (
         "LogCoshTV",
@@ -37,17 +38,18 @@ EXAMPLES = {
     "lower_solver": ("HeavyBall", "Polyak's heavy ball; needs a Lipschitz constant."),
     "hypergradient": (
         "Richardson",
-        "Implicit differentiation; the Hessian system solved by Richardson's iteration.",
+        "Implicit differentiation; the Hessian system is solved by Richardson's iteration.",
     ),
     "sampler": ("WithReplacement", "Independent uniform draws at each step."),
     "upper_optimizer": ("Momentum", "Stochastic gradient descent with momentum."),
-    "logger": ("Diary", "A text file with a line for every check."),
+    "logger": ("Diary", "A text file with one line per check."),
 }
 
 #: What the example recipe uses for kinds that the plugin does not offer.
 PARTNERS = {
     "data": "dead-leaves",
     "operator": "identity",
+    "noise": "gaussian",
     "data_term": "least-squares",
     "regularizer": "tv",
     "upper_loss": "squared-error",
@@ -130,4 +132,4 @@ def render(name: str, package: str, components: Mapping[str, str]) -> dict[str, 
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # a folder without __init__ hides nothing
+    return spec is not None and spec.origin is not None  # a folder without __init__ does not hide a package

@@ -1,8 +1,8 @@
-"""The standard streams of the command, whose reader may be gone or whose disk may be full.
+"""The standard streams of the command, whose reader may have closed them or whose disk may be full.
 
-Nobody needs the rest of ``blt list | head -1``, so a command exits quietly once its output is no longer read, with
-141 like other programs. Output that cannot be written for another reason is an error. Messages on stderr are dropped
-instead: a run does not stop because nobody reads them.
+A command exits quietly once its output is no longer read, as in ``blt list | head -1``, with 141 like other programs.
+Output that cannot be written for another reason is an error. Messages on stderr are dropped instead: a run does not
+stop because they are not read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from bltoolbox.errors import BltError
 
-#: The exit code of a command whose reader is gone; the same as after SIGPIPE.
+#: The exit code of a command whose output is no longer read; the same as after SIGPIPE.
 CLOSED = 128 + getattr(signal, "SIGPIPE", 13)
 
 

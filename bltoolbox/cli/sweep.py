@@ -52,7 +52,7 @@ def sweep(
 
     For example: blt sweep denoise upper_optimizer.step=1e-3,1e-2 seed=0,1,2 -o runs/steps --jobs 2
 
-    A comma inside brackets, braces or quotes belongs to the value, so a value may be a list or a whole component:
+    A comma inside brackets, braces or quotes belongs to the value, so a value may be a list or a complete component:
     upper_optimizer={name: isgd, step: 1},maid. A key with one value is a plain override. All cells are checked before
     the first one starts. Each cell runs in its own process and run directory; a failure does not stop the others.
 
@@ -90,9 +90,9 @@ def sweep(
 
 def _facts(sweep: Sweep) -> dict[str, Any]:
     """A sweep as JSON; the best finished cell is chosen on the held-out images, if there are any."""
-    histories = [one.history() for one in sweep.cells]
+    histories = [planned.history() for planned in sweep.cells]
     metric = most_common([run.metric for run in histories if run is not None])
-    cells = [one.as_dict(run, metric) for one, run in zip(sweep.cells, histories, strict=True)]
+    cells = [planned.as_dict(run, metric) for planned, run in zip(sweep.cells, histories, strict=True)]
     best: dict[str, str | None] = {}
     for kind in ("validation", "test"):
         values = {
@@ -118,6 +118,6 @@ def _print_plan(sweep: Sweep, source: str, as_json: bool) -> None:
     if as_json:
         print_json(_facts(sweep))
         return
-    for one in sweep.cells:
-        words = ["blt", "run", source, *one.cell.overrides, "-o", str(one.path)]
-        show(shlex.join(words) + ("" if one.state == "waiting" else f"  # {one.state}"))
+    for planned in sweep.cells:
+        command = ["blt", "run", source, *planned.cell.overrides, "-o", str(planned.path)]
+        show(shlex.join(command) + ("" if planned.state == "waiting" else f"  # {planned.state}"))

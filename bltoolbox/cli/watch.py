@@ -60,7 +60,7 @@ def watch(
 
     with WatchDisplay() as display:
         while True:
-            # Asked first: a run that the sweep starts afterwards is seen in the next update.
+            # Read first: a run that the sweep starts afterwards is seen in the next update.
             more = is_active(named)
             snapshots = look()
             display.show(snapshots)

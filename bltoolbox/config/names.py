@@ -31,9 +31,9 @@ THETA_FILE = "theta.safetensors"
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
 SWEEP_FILE = "sweep.json"
-#: What a sweep keeps besides its cells.
+#: The files of a sweep besides its cells.
 SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
-#: What every run writes, and what only some do.
+#: Files that every run writes, and files that only some runs write.
 FILES = (
     GIVEN_FILE,
     RECIPE_FILE,
@@ -62,12 +62,12 @@ FOLDERS = {
 
 
 def theta_name(step: int) -> str:
-    """Where the θ of a check is kept."""
+    """The file with the θ of a check."""
     return f"{THETAS}/{step:06d}.safetensors"
 
 
 def is_component(name: object) -> bool:
-    """Whether ``name`` is the name of one file or folder: not a path, nothing special, nothing invisible."""
+    """Whether ``name`` is the name of one file or folder: not a path, and without special or invisible characters."""
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= _LONGEST:
         return False
     return name not in (".", "..") and not re.search(

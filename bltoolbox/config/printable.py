@@ -1,7 +1,7 @@
 """Text from files, made safe to print: names, labels and messages may come from someone else.
 
-A terminal obeys control characters: they move the cursor, overwrite earlier lines, change the window's title. Marks
-that reverse the direction of writing make text read as something else. Both are shown as ``\\x1b`` or ``\\u202e``.
+Control characters act on a terminal: they move the cursor, overwrite earlier lines or change the window title. Marks
+that reverse the direction of writing can disguise text. Both are shown as ``\\x1b`` or ``\\u202e``.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ RECIPE = Limit("a recipe", 1_000_000, "bytes", "it is parsed with the position o
 JSON = Limit("a JSON file", 2**25, "bytes", "parsed, it takes up to 25 times its size", "BLT_MAX_JSON")
 JSON_DEPTH = Limit("the nesting of JSON", 64, "levels", "deeper data exhaust the stack of their reader")
 LOG = Limit(
-    "a log of a run", 2**28, "bytes", "`metrics.jsonl` and its kind are kept in memory", "BLT_MAX_LOG"
+    "a log of a run", 2**28, "bytes", "`metrics.jsonl` and similar logs are kept in memory", "BLT_MAX_LOG"
 )
 TABLE = Limit("a CSV file of groups", 2**28, "bytes", "it is read row by row", "BLT_MAX_TABLE")
 REPORT_IMAGES = Limit("the images of a report", 2**28, "bytes", "the page contains all of them")
@@ -93,20 +93,20 @@ CHECKPOINT = Limit(
     "a checkpoint file",
     _half_of_memory(),
     "bytes",
-    "half of the machine's memory; what a machine wrote it can read",
+    "half of the machine's memory; a machine can read what it wrote",
     "BLT_MAX_CHECKPOINT",
 )
 CHECKPOINT_INDEX = Limit(
     "the index of a checkpoint file", 2**26, "bytes", "it is unpickled before the tensors"
 )
 NPY_HEADER = Limit("the header of an .npy file", 10_000, "bytes", "numpy evaluates it as a Python literal")
-MASK = Limit("a mask", 2**27, "elements", "computed with in float64: 1 GiB", "BLT_MAX_MASK")
+MASK = Limit("a mask", 2**27, "elements", "1 GiB in float64", "BLT_MAX_MASK")
 KERNEL = Limit("a blur kernel", 2**20, "elements", "e.g. 1024 rows and columns; `--kernel` takes up to 255")
 ARRAY_IMAGES = Limit("the images of an array", 2**27, "images", "a run keeps a few bytes for each one")
 PIXELS = Limit(
     "an image", 2**28 // 3, "pixels", "256 MiB in RGB; also one image of an array", "BLT_MAX_PIXELS"
 )
-IMAGE_FILE = Limit("an image file", 2**30, "bytes", "some decoders read it whole", "BLT_MAX_IMAGE_FILE")
+IMAGE_FILE = Limit("an image file", 2**30, "bytes", "some decoders read it at once", "BLT_MAX_IMAGE_FILE")
 SAMPLES = Limit("a TIFF image", 8, "samples per pixel", "colours and a few extra channels")
 BITS = Limit("a sample of a TIFF image", 64, "bits", "the widest numbers")
 DECODED = Limit(
@@ -170,7 +170,7 @@ def file_size(file: BinaryIO) -> int:
 
 
 def read_bytes(path: Path | str, limit: Limit, *, follow: bool = True) -> bytes:
-    """A whole file that is not larger than its limit."""
+    """The content of a file that is not larger than its limit."""
     with open_file(path, follow=follow) as file:
         size = file_size(file)
         limit.check(path, size)
@@ -178,7 +178,7 @@ def read_bytes(path: Path | str, limit: Limit, *, follow: bool = True) -> bytes:
 
 
 def read_text(path: Path | str, limit: Limit, *, follow: bool = True, errors: str = "strict") -> str:
-    """A whole file of UTF-8 text; ``errors`` is that of ``bytes.decode``."""
+    """The content of a UTF-8 text file; ``errors`` is that of ``bytes.decode``."""
     return read_bytes(path, limit, follow=follow).decode("utf-8", errors)
 
 

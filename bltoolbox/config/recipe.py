@@ -110,7 +110,7 @@ class Certificates:
 
     Args:
         bound: Error bound of the hypergradient: estimated, certified where all constants are known (else
-            estimated), or none.
+            estimated; refused where more than the regularizer has parameters), or none.
         every: Hypergradients between two bounds; one costs about half a warm hypergradient.
     """
 

@@ -1,7 +1,7 @@
 """The available components: discovery, provenance, clashes, broken plugins, lookup.
 
 Entry points of the group ``bltoolbox`` are loaded one by one, so that a broken plugin does not affect the others: it
-is recorded with its reason. In a clash nobody wins: two components of the same kind and name are both refused, and
+is recorded with its reason. If two components have the same kind and name, both are refused, and
 the message names both distributions. Nothing here imports torch; a component's module is imported when its class is
 needed.
 

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.describe import describe
-from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.hooks import KINDS, SHORT
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.signatures import Parameter, Signature, Type
+from bltoolbox.config.validation import PLAIN
 from bltoolbox.errors import MissingError
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def dump_schema(schema: Schema) -> str:
 
 
 def _kind(kind: str, known: Sequence[tuple[Registered, Signature]]) -> Schema:
-    """A component of this kind: its name alone, or a mapping whose other keys depend on its name."""
+    """A component of this kind: its name alone, a plain number where one stands for a component, or a mapping whose
+    other keys depend on its name."""
     names: list[Any] = [{"const": one.name, "description": one.component.summary} for one, _ in known]
     complete = [one.name for one, signature in known if not any(p.required for p in signature.parameters)]
     chosen: list[Any] = [
@@ -89,6 +91,7 @@ def _kind(kind: str, known: Sequence[tuple[Registered, Signature]]) -> Schema:
     return {
         "anyOf": [
             {"type": "string", "enum": complete},
+            *(_type(PLAIN)["anyOf"] if kind in SHORT else []),
             {"type": "object", "properties": {"name": {"anyOf": names or [False]}}},
         ],
         "allOf": chosen or [True],

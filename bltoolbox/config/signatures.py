@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from bltoolbox.config.hooks import SHORT
+
 TypeName = Literal[
     "bool",
     "int",
@@ -93,7 +95,8 @@ class Type:
         if self.name == "choice":
             return ("one of " if len(self.choices) > 1 else "") + ", ".join(map(shown, self.choices))
         if self.name == "component":
-            return f"a {self.role}, e.g. {{name: …}} (blt list {self.role})"
+            short = "a number or " if self.role in SHORT else ""
+            return f"{short}a {self.role}, e.g. {{name: …}} (blt list {self.role})"
         if self.name == "fixed":
             return f"a list of {len(self.items)}: " + ", ".join(item.expected() for item in self.items)
         if self.name == "settings":
@@ -111,7 +114,7 @@ class Type:
         if self.name == "choice":
             return " | ".join(map(plain_scalar, self.choices))
         if self.name == "component":
-            return self.role
+            return f"float | {self.role}" if self.role in SHORT else self.role
         if self.name == "fixed":
             return f"[{', '.join(item.label() for item in self.items)}]"
         words = [f"{BOUNDS[key][1]} {number(value)}" for key, value in self.bounds.items() if key in BOUNDS]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Where = tuple[str | int, ...]
 
 #: A plain number instead of a component is for images in [0, 1].
-_PLAIN = Type("float", {"ge": 0, "le": 1})
+PLAIN = Type("float", {"ge": 0, "le": 1})
 
 FRACTION = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*/\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*")
 MAX_DEPTH = 20
@@ -166,7 +166,7 @@ class Checker:
             if not trial.issues:
                 return result
         meant = [option for option in type.items if _shaped(option, value)]
-        if len(meant) == 1:  # report the problem inside rather than the whole value
+        if len(meant) == 1:  # report the problem inside rather than the entire value
             return self.value(meant[0], value, where)
         return self._expected(type, value, where)
 
@@ -196,11 +196,12 @@ class Checker:
         kind = type.role
         if self.registry is None:
             named = isinstance(value, str | Block) or (isinstance(value, Mapping) and "name" in value)
+            named = named or (kind in SHORT and is_number(value))
             return value if named else self._expected(type, value, where)
         if isinstance(value, Block):
             value = value.to_dict()
         if kind in SHORT and is_number(value):
-            if self.value(_PLAIN, value, where) is None:
+            if self.value(PLAIN, value, where) is None:
                 return None
             value = spelled_out(kind, value)
         given = {"name": value} if isinstance(value, str) else value
@@ -241,8 +242,9 @@ def leaves(path: Path) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number as a recipe may write it, also ``25/255``."""
-    return _to_float(value) is not None
+    """Whether a value is written as a number of a recipe, also ``25/255``; it may be out of bounds."""
+    fraction = isinstance(value, str) and FRACTION.fullmatch(value) is not None
+    return fraction or _to_float(value) is not None
 
 
 def spelled_out(kind: str, value: Any) -> dict[str, Any]:
@@ -251,6 +253,13 @@ def spelled_out(kind: str, value: Any) -> dict[str, Any]:
         name, option = SHORT[kind]
         return {"name": name, option: value}
     return {"name": value}
+
+
+def in_short(kind: str, value: Any) -> Any:
+    """The plain number that a mapping stands for, where SHORT has one for it; else the value itself."""
+    name, option = SHORT.get(kind, ("", ""))
+    short = isinstance(value, Mapping) and set(value) == {"name", option} and value["name"] == name
+    return value[option] if short else value
 
 
 def _to_float(value: Any) -> float | None:
@@ -291,7 +300,7 @@ def _exact(type: Type, value: Any) -> bool:
 
 
 def _shaped(type: Type, value: Any) -> bool:
-    """Whether the value has the outline of this type, so that it was probably meant."""
+    """Whether the value has the form of this type, so that the type was probably intended."""
     if isinstance(value, Mapping):
         return type.name in ("settings", "component")
     if isinstance(value, str):

@@ -26,7 +26,7 @@ from bltoolbox.errors import UsageError
 #: Where the ranks find each other, the pipe that closes with the launcher, and how long ranks wait for each other.
 RENDEZVOUS, LIFELINE, TIMEOUT = "BLT_RENDEZVOUS", "BLT_LIFELINE", "BLT_RANK_TIMEOUT"
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
-#: Its default and maximum in seconds.
+#: The default and the maximum of the time limit, in seconds.
 _WAIT, _LONGEST_WAIT = 1800.0, 1e7
 _PAUSE = 0.05
 #: The processor time that a container may use: microseconds per period.
@@ -97,8 +97,8 @@ def may_restart(environment: Mapping[str, str] = os.environ) -> bool:
 class Launcher:
     """N processes with the same command, as ranks of one run."""
 
-    def __init__(self, words: Sequence[str], count: int) -> None:
-        self.words = words
+    def __init__(self, arguments: Sequence[str], count: int) -> None:
+        self.arguments = arguments
         self.count = count
         self.processes: list[subprocess.Popen[bytes]] = []
         self.signals: list[int] = []
@@ -112,7 +112,7 @@ class Launcher:
             _pipe() as (read, _),
         ):
             for rank in range(self.count):
-                command = [sys.executable, "-m", "bltoolbox", *self.words]
+                command = [sys.executable, "-m", "bltoolbox", *self.arguments]
                 # Its own session: Ctrl-C reaches a rank once, through this process.
                 self.processes.append(
                     subprocess.Popen(
@@ -182,7 +182,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Nobody is left behind, however this ends."""
+        """Make sure that no process is left running, however this ends."""
         try:
             yield
         finally:

@@ -1,11 +1,11 @@
 """One run on several processes, the ranks: how they communicate and stay synchronised.
 
 Every exchange begins with a meeting: all ranks report where they are, and continue only if all are at the same
-place. An error on one rank is reported there, so that all raise and none waits for a rank that will not come. Sums
-are added in the order of ranks, in float64: they do not depend on who was first. A rank that dies closes its
+place. An error on one rank is reported there, so that all raise and none waits for a rank that never arrives. Sums
+are added in the order of ranks, in float64, so they do not depend on which rank is first. A rank that dies closes its
 connections, which the others notice at once; for a machine that vanishes there is a time limit.
 
-``Ranks`` itself is a single process, for which all of this is free.
+``Ranks`` itself is a single process, for which none of this costs anything.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from bltoolbox.errors import BltError, NumericalError, explain
 
 T = TypeVar("T")
 
-#: The place of a rank that has given up.
+#: The place reported by a rank that has given up.
 _FAILED = "failed"
 #: Bytes of an ordinary message; a longer one takes a second round.
 _MESSAGE = 4096
-#: Numbers that are added at once: what bounds the memory of a sum.
+#: Number of values that are added at once, which limits the memory of a sum.
 _SLICE = 1 << 20
 #: Seconds after which a rank that has greeted rank 0 asks whether it is still the same.
 _ANSWER = 2.0
@@ -84,7 +84,7 @@ class Ranks:
         return [work()]
 
     def in_step(self, at: str, work: Callable[[], T]) -> T:
-        """Do ``work`` on every rank and meet: what it returned on this one. Where one fails, all raise."""
+        """Do ``work`` on every rank and meet: the result of this rank. If one rank fails, all raise."""
         return work()
 
     def sum(self, numbers: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Group(Ranks):
         self.gather("start")
 
     def close(self) -> None:
-        """Leave the group; a broken one ends by itself."""
+        """Leave the group; a broken group needs no cleanup."""
         if self.broken:
             return
         with contextlib.suppress(RuntimeError, ValueError):
@@ -144,21 +144,21 @@ class Group(Ranks):
         if at != _FAILED and _FAILED in places:
             self.broken = True
             rank = places.index(_FAILED)
-            raise RankFailed(f"rank {rank}: {messages[rank]['said']}")
+            raise RankFailed(f"rank {rank}: {messages[rank]['message']}")
         if len(set(places)) > 1:
             self.broken = True
-            said = ", ".join(f"rank {rank} is at {place!r}" for rank, place in enumerate(places))
+            positions = ", ".join(f"rank {rank} is at {place!r}" for rank, place in enumerate(places))
             raise RankFailed(
-                f"the ranks are out of step: {said}; use the same software and data on all machines"
+                f"the ranks are out of step: {positions}; use the same software and data on all machines"
             )
-        return [message["said"] for message in messages]
+        return [message["message"] for message in messages]
 
     def each(self, at: str, work: Callable[[], Any]) -> list[Any]:
         try:
-            word = {"done": work()}
+            report = {"done": work()}
         except BaseException as error:
             self._fail(at, error)
-        return [word["done"] for word in self._all_done(at, word)]
+        return [report["done"] for report in self._all_done(at, report)]
 
     def in_step(self, at: str, work: Callable[[], T]) -> T:
         try:
@@ -168,30 +168,30 @@ class Group(Ranks):
         self._all_done(at, {})
         return result
 
-    def _all_done(self, at: str, word: dict[str, Any]) -> list[dict[str, Any]]:
-        """Say that this rank has done its work: what all say, if all have."""
-        words = self.gather(at, word)
-        if failures := _failures(words):
+    def _all_done(self, at: str, report: dict[str, Any]) -> list[dict[str, Any]]:
+        """Report that this rank has finished its work; returns the reports of all ranks if none has failed."""
+        reports = self.gather(at, report)
+        if failures := _failures(reports):
             self._raise(failures, None)
-        return words
+        return reports
 
     def _fail(self, at: str, error: BaseException) -> NoReturn:
-        """Say that this rank has failed."""
+        """Report that this rank has failed."""
         self._raise(_failures(self.gather(at, {"failure": _describe(error)})), error)
 
     def _raise(self, failures: list[tuple[int, dict[str, Any]]], mine: BaseException | None) -> NoReturn:
         """On all ranks: interruptions first, then errors that no policy recovers from, then the others."""
-        interrupts = [one["signal"] for _, one in failures if one["signal"]]
+        interrupts = [failure["signal"] for _, failure in failures if failure["signal"]]
         if interrupts:
             raise Interrupted(interrupts[0]) from mine
-        fatal = [(rank, one) for rank, one in failures if not one["numerical"]]
+        fatal = [(rank, failure) for rank, failure in failures if not failure["numerical"]]
         if not fatal:
             raise NumericalError(failures[0][1]["message"]) from mine
-        rank, one = fatal[0]
+        rank, failure = fatal[0]
         if mine is not None and not isinstance(mine, NumericalError):
             mine.told = True  # type: ignore[attr-defined]
             raise mine
-        raise RankFailed(f"rank {rank}: {one['message']}", one["code"]) from mine
+        raise RankFailed(f"rank {rank}: {failure['message']}", failure["code"]) from mine
 
     def sum(self, numbers: Tensor) -> Tensor:
         return self._reduce(numbers, torch.add)
@@ -203,9 +203,9 @@ class Group(Ranks):
         try:
             work = [dist.irecv(tensor, src=rank) for rank, tensor in sorted(incoming.items())]
             work += [dist.isend(tensor, dst=rank) for rank, tensor in sorted(outgoing.items())]
-            for one in work:
-                if one is not None:
-                    one.wait()
+            for request in work:
+                if request is not None:
+                    request.wait()
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
 
@@ -224,19 +224,19 @@ class Group(Ranks):
     def _meet(self, at: str, message: Any) -> list[dict[str, Any]]:
         if self.broken:
             raise RankLost("the ranks have lost contact")
-        text = json.dumps({"at": at, "now": time.perf_counter(), "said": message}).encode()
+        text = json.dumps({"at": at, "now": time.perf_counter(), "message": message}).encode()
         raw = self._bytes(text, _MESSAGE)
-        longest = max(int.from_bytes(one[:8], "little") for one in raw)
+        longest = max(int.from_bytes(record[:8], "little") for record in raw)
         if longest > _MESSAGE - 8:
             raw = self._bytes(text, longest + 8)
-        messages = [json.loads(one[8 : 8 + int.from_bytes(one[:8], "little")]) for one in raw]
+        messages = [json.loads(record[8 : 8 + int.from_bytes(record[:8], "little")]) for record in raw]
         self._now = messages[0]["now"]
         return messages
 
     def _bytes(self, text: bytes, length: int) -> list[bytes]:
         padded = (len(text).to_bytes(8, "little") + text)[:length].ljust(length, b"\0")
-        found = self._gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
-        return [one.numpy().tobytes() for one in found]
+        received = self._gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
+        return [tensor.numpy().tobytes() for tensor in received]
 
     def _gather(self, tensor: Tensor) -> list[Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -287,8 +287,8 @@ def joined() -> Iterator[Ranks]:
 def _attempt(store: Any, rank: int, size: int) -> str:
     """A name shared by the ranks of this start and different from that of every earlier start.
 
-    torchrun may give restarted ranks the store of earlier ones, with addresses where nobody listens any
-    more. So rank 0 invents a name and answers every rank that greets it by that name; a rank that gets no answer has
+    torchrun may give restarted ranks the store of earlier ones, with addresses that are no longer
+    in use. So rank 0 invents a name and answers every rank that greets it by that name; a rank that gets no answer has
     found the name of a rank 0 that is gone, and looks again.
     """
     if rank == 0:
@@ -324,8 +324,8 @@ def _follow_launcher() -> None:
     threading.Thread(target=watch, daemon=True, name="blt-launcher").start()
 
 
-def _failures(words: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    return [(rank, word["failure"]) for rank, word in enumerate(words) if "failure" in word]
+def _failures(reports: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    return [(rank, report["failure"]) for rank, report in enumerate(reports) if "failure" in report]
 
 
 def _describe(error: BaseException) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM, delivered only where nothing can be left half done.
+"""SIGINT and SIGTERM, delivered only where nothing can be left incomplete.
 
 In a run (``handled``), a signal outside ``allowed`` waits; inside it raises ``Interrupted`` at once, and the
-code there undoes what it began. In the rest of a command (``end_process``) it always raises
+code there undoes what it began. Elsewhere in a command (``end_process``) it always raises
 ``Interrupted``, except during imports, where extension modules turn exceptions into other ones, and at the very end:
 there the process exits at once.
 """
@@ -29,11 +29,11 @@ class Interrupted(BaseException):
 
 @dataclass
 class _State:
-    """How this process answers the two signals, of which there is one pair in a process."""
+    """How this process responds to the two signals; there is one such object per process."""
 
     allowed: bool = False
     pending: int | None = None
-    #: Nothing is left to do but to exit.
+    #: Whether nothing remains to be done but to exit.
     ending: bool = False
 
 
@@ -105,7 +105,7 @@ def end_process() -> None:
 
 
 def end_process_at_once() -> None:
-    """From here on nothing can be left half done: do not raise exceptions while Python cleans up."""
+    """From here on nothing can be left incomplete: do not raise exceptions while Python cleans up."""
     _state.ending = True
 
 

@@ -59,7 +59,7 @@ class Progress(Listener):
     def phase(self, sentence: str) -> None:
         if self.task is not None:
             self.bar.update(self.task, description=printable(sentence), figures="")
-        elif not self.quiet:  # said before the run begins, e.g. that a checkpoint was skipped
+        elif not self.quiet:  # reported before the run starts, e.g. that a checkpoint was skipped
             say(sentence)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:

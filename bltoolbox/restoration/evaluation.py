@@ -131,11 +131,11 @@ def evaluate(
                         images[place] = Restored(*(image.cpu().contiguous() for image in triple))
         return {"before": before, "after": after, "iterations": iterations}
 
-    words = ranks.each("evaluation", work)
+    parts = ranks.each("evaluation", work)
     _bring_to_first(ranks, images, min(keep, len(positions)), samples)
     labels = [samples.label(position) for position in positions]
     before, after = (
-        {metric.name: _in_order([word[when][metric.name] for word in words]) for metric in wanted}
+        {metric.name: _in_order([part[when][metric.name] for part in parts]) for metric in wanted}
         for when in ("before", "after")
     )
     return Evaluation(
@@ -143,7 +143,7 @@ def evaluate(
         before,
         after,
         labels,
-        sum(word["iterations"] for word in words),
+        sum(part["iterations"] for part in parts),
         [images[place] for place in sorted(images)],
     )
 
@@ -153,12 +153,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _in_order(parts: Sequence[Sequence[float]]) -> list[float]:
-    """The results of all ranks, which took turns."""
+    """The results of all ranks, which share the images in turn."""
     return [parts[k % len(parts)][k // len(parts)] for k in range(sum(len(part) for part in parts))]
 
 
 def _bring_to_first(ranks: Ranks, images: dict[int, Restored], keep: int, samples: Samples) -> None:
-    """Send rank 0 the images that it draws."""
+    """Send the images for the figure to rank 0."""
     for place in range(keep):
         home = place % ranks.size
         if home == 0 or ranks.rank not in (0, home):
@@ -168,5 +168,5 @@ def _bring_to_first(ranks: Ranks, images: dict[int, Restored], keep: int, sample
             ranks.exchange({}, {home: buffer})
             images[place] = Restored(*buffer)
         else:
-            one = images[place]
-            ranks.exchange({0: torch.stack([one.x_true, one.start, one.x], out=buffer)}, {})
+            restored = images[place]
+            ranks.exchange({0: torch.stack([restored.x_true, restored.start, restored.x], out=buffer)}, {})

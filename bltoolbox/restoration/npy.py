@@ -37,7 +37,7 @@ class Header:
 
 
 def read_array(path: Path | str, limit: Limit) -> NDArray[Any]:
-    """A whole array of at most ``limit`` elements."""
+    """An array of at most ``limit`` elements, read into memory."""
     with open_file(path) as file:
         header = _header(file, path, trailing=0)
         limit.check(path, header.elements)
@@ -46,7 +46,7 @@ def read_array(path: Path | str, limit: Limit) -> NDArray[Any]:
 
 
 def map_array(path: Path | str, *, trailing: int = 0) -> NDArray[Any]:
-    """An array of any size, mapped: only what is used is read. ``trailing`` bytes after it are not its own."""
+    """An array of any size, mapped: only the parts in use are read. ``trailing`` bytes after it are not part of it."""
     with open_file(path) as file:
         header = _header(file, path, trailing)
         order: Any = "F" if header.fortran else "C"

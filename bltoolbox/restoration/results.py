@@ -17,10 +17,10 @@ from bltoolbox.runs.metric import Metric
 
 @dataclass(frozen=True)
 class Check:
-    """The PSNR of θ after ``step`` steps, on images that are not trained on.
+    """The metric of θ after ``step`` steps, on images that are not used for training.
 
-    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, and unless the recipe
-    asks for the evaluation images at checks.
+    ``validation`` and ``evaluation`` are means of ``metric``: None without held-out images, or unless the recipe
+    requests the evaluation images at checks.
     """
 
     step: int
@@ -28,8 +28,10 @@ class Check:
     metric: Metric
     validation: float | None = None
     evaluation: float | None = None
-    #: Whether no θ before was better on the held-out images.
+    #: Whether no earlier θ was better on the held-out images.
     best: bool = False
+    #: P(θ); None where no component has a penalty.
+    penalty: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for checks.jsonl, which describes the metric that it names."""
@@ -37,12 +39,13 @@ class Check:
             "step": self.step,
             "computations": self.computations,
             **self.figures(),
+            **({} if self.penalty is None else {"penalty": self.penalty}),
             "best": self.best,
             "metric": self.metric.as_dict(),
         }
 
     def figures(self) -> dict[str, float | None]:
-        """What was measured, under the names that records give it, e.g. ``validation_psnr``."""
+        """The measured values, under the names used in records, e.g. ``validation_psnr``."""
         return {
             f"validation_{self.metric.name}": self.validation,
             f"evaluation_{self.metric.name}": self.evaluation,
@@ -54,7 +57,8 @@ class Check:
         said = ", ".join(
             f"{name} {closer.label} {closer.show(value)}" for name, value in parts if value is not None
         )
-        return f"step {self.step}: {said or 'θ kept'}" + (" (best so far)" if self.best else "")
+        penalty = "" if self.penalty is None else f", penalty {self.penalty:.6g}"
+        return f"step {self.step}: {said or 'θ kept'}{penalty}" + (" (best so far)" if self.best else "")
 
 
 @dataclass(frozen=True, repr=False)

@@ -50,9 +50,9 @@ class Data(Role):
         return f"#{id}"
 
     def group(self, id: int) -> str | None:
-        """What image ``id`` was taken from, e.g. a photograph; None, the default, if it stands for itself.
+        """What image ``id`` was taken from, e.g. a photograph; None, the default, if the image is a group of its own.
 
-        Images of one group are never on both sides of a split. Equal texts mean the same group, also in other
+        Images of one group are never on both sides of a split. Equal texts mean the same group, even in different
         components, so use a file name, or a data set and an index.
         """
         return None
@@ -70,26 +70,26 @@ class Operator(Parametric):
 
     @abstractmethod
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        """Aᵀ y, exact to rounding."""
+        """Aᵀ y, exact up to rounding."""
 
     def measured(self, y: Tensor, context: Rows) -> Tensor | None:
-        """1 where y contains measurements and 0 elsewhere, to broadcast with y; None where all of it is measured.
+        """1 where y contains measurements and 0 elsewhere, to broadcast with y; None if all of y is measured.
 
         Noise acts only on measurements.
         """
         return None
 
     def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        """Where a cold solve begins, and the image shown as "before"."""
+        """The start of a cold solve, and the image shown as "before"."""
         return self.adjoint(y, theta, context)
 
     def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
-        """True bounds of the smallest and of the largest eigenvalue of AᵀA for images of ``shape``; None if
+        """Valid bounds on the smallest and the largest eigenvalue of AᵀA for images of ``shape``; None if
         unknown."""
         return 0.0, None
 
     def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor | None:
-        """The eigenvalues of AᵀA by frequency (H, W), where cosines or waves diagonalise it, or nearly so."""
+        """The eigenvalues of AᵀA by frequency (H, W), if cosines or exponentials (almost) diagonalise it."""
         return None
 
     def crop(self, rows: slice, columns: slice, shape: Sequence[int]) -> Operator | None:
@@ -110,20 +110,31 @@ class Operator(Parametric):
 
 
 class Noise(Role):
-    """What a measurement adds to A x. ``level`` is its standard deviation where it has one, None elsewhere."""
+    """The noise of measurements of A x. ``level`` is its standard deviation, or None if it has none."""
 
     kind = "noise"
     level: float | None = None
 
     @abstractmethod
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
-        """A noisy measurement of t = A x: one sample without batch dimension, in float64, on the CPU."""
+        """A noisy measurement of t = A x: one sample without batch dimension, in float64, on the CPU.
+
+        Whatever is random comes from the generator.
+        """
+
+    def mean(self, t: Tensor) -> Tensor | None:
+        """The mean of a measurement, entry by entry; None if it is not known."""
+        return None
+
+    def variance(self, t: Tensor) -> Tensor | None:
+        """The variance of a measurement, entry by entry; None if it is not known."""
+        return None
 
 
 class DataTerm(Parametric):
     """D_θ(t; y) = Σ_k d(t_k; y_k), t = A x: how far an image is from its measurements, entry by entry.
 
-    ``quadratic`` says that d'' does not depend on t, ``rescales`` that D is homogeneous of degree 2, so that a
+    ``quadratic`` means that d'' does not depend on t, ``rescales`` that D is homogeneous of degree 2, so that a
     regularizer can be used at another noise level. A term that is not convex in t declares ``convex = False``.
     """
 
@@ -133,7 +144,7 @@ class DataTerm(Parametric):
     rescales: ClassVar[bool] = False
 
     def check_measurements(self, y: Tensor) -> str | None:
-        """A sentence when the term is not defined for measurements y, e.g. counts below zero; else None."""
+        """A sentence if the term is not defined for the measurements y, e.g. for negative counts, else None."""
         return None
 
     def centre(self, theta: Theta, y: Tensor) -> Tensor:
@@ -146,18 +157,18 @@ class DataTerm(Parametric):
 
     @abstractmethod
     def gradient(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
-        """d'(t_k; y_k) for every entry, a fresh tensor; differentiable in θ, t and y."""
+        """d'(t_k; y_k) for every entry, a new tensor; differentiable in θ, t and y."""
 
     @abstractmethod
     def curvature(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor | float:
-        """d''(t_k; y_k) for every entry; the number 1.0 costs nothing."""
+        """d''(t_k; y_k) for every entry; return the number 1.0 rather than a tensor of ones."""
 
     def spectrum(self, theta: Theta, y: Tensor) -> tuple[Bound, Bound]:
-        """True bounds of d'' from below and from above, of any sign, the same for all samples or one each."""
+        """Valid lower and upper bounds on d'', of any sign, for all samples or one per sample."""
         return (0.0 if self.convex else None), None
 
     def third(self, theta: Theta, y: Tensor) -> Bound:
-        """A true bound of |d'''|, for error bounds of hypergradients."""
+        """A valid bound on |d'''|, for error bounds of hypergradients."""
         return None
 
     def majorant(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor | float:
@@ -171,18 +182,18 @@ class DataTerm(Parametric):
 
 @dataclass(frozen=True)
 class Potentials:
-    """What a regularizer puts on its responses: curves t ↦ ψ_j(t), a row of ``values`` each, at the places ``t``."""
+    """The potentials of a regularizer: curves t ↦ ψ_j(t), one row of ``values`` each, at the points ``t``."""
 
     #: Shape (N,), increasing.
     t: Tensor
     #: Shape (J, N), weights included.
     values: Tensor
-    #: How much each of them matters, shape (J,).
+    #: The importance of each potential, shape (J,).
     weights: Tensor
 
 
 class Regularizer(Parametric):
-    """R_θ(x), convex in x. Only ``init_params`` and ``energy`` are needed; the rest makes it faster or certified.
+    """R_θ(x), convex in x. ``init_params`` and ``energy`` are required; other methods make it faster or certified.
 
     One that is not convex in x declares ``convex = False``; its ``strong_convexity`` is then unknown unless it
     overrides it. One that is not differentiable in x declares ``smooth = False``.
@@ -201,7 +212,7 @@ class Regularizer(Parametric):
         """R_θ of each sample, shape (B,)."""
 
     def extra_channels(self, channels: int) -> int:
-        """How many channels of auxiliary variables follow those of the image in x."""
+        """The number of channels of auxiliary variables that follow those of the image in x."""
         return 0
 
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
@@ -211,7 +222,7 @@ class Regularizer(Parametric):
             return torch.autograd.grad(self.energy(theta, x).sum(), x)[0]
 
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """v ↦ ∇²R_θ(x) v, with whatever depends on x alone computed once; double backward unless overridden."""
+        """v ↦ ∇²R_θ(x) v, with everything that depends only on x computed once; double backward unless overridden."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             gradient = torch.autograd.grad(self.energy(theta, x).sum(), x, create_graph=True)[0]
@@ -235,25 +246,25 @@ class Regularizer(Parametric):
             return (gradient * q).flatten(1).sum(1)
 
     def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        """∂_θ⟨∇R_θ(x), q⟩ of each sample by itself: every entry has a leading sample dimension; differentiable in q.
+        """∂_θ⟨∇R_θ(x), q⟩ of each sample separately: every entry has a leading sample dimension; differentiable in q.
 
         Only error bounds need it; one backward pass per sample unless overridden.
         """
         return rows_of(lambda leaves: self.pairing(self.prepare(leaves), x, q), theta)
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        """A true upper bound of ‖∇²R_θ‖ over all images of ``shape`` (C, H, W), or None when none is known.
+        """A valid upper bound on ‖∇²R_θ‖ over all images of ``shape`` (C, H, W), or None if none is known.
 
         Separate from ``strong_convexity``, since it may be costly and most solvers never need it.
         """
         return None
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        """A true lower bound of the eigenvalues of ∇²R_θ: 0 for convex, −ρ for weakly convex, None if unknown."""
+        """A valid lower bound on the eigenvalues of ∇²R_θ: 0 if convex, −ρ if weakly convex, None if unknown."""
         return 0.0 if self.convex else None
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
-        """True constants on the ball of ``radius`` (B,) around each x, for certified error bounds of
+        """Valid constants on the ball of ``radius`` (B,) around each x, for certified error bounds of
         hypergradients."""
         raise NotImplementedError(f"{type(self).__name__} has no certified constants")
 
@@ -272,7 +283,7 @@ class Regularizer(Parametric):
         raise NotImplementedError(f"{type(self).__name__} has no majorant")
 
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        """A true upper bound of ‖C‖², for primal–dual solvers."""
+        """A valid upper bound on ‖C‖², for primal–dual solvers."""
         return None
 
     def prox_potential(self, theta: Theta, t: Tensor, step: Tensor | float) -> Tensor:
@@ -284,11 +295,11 @@ class Regularizer(Parametric):
         return None
 
     def pictures(self, theta: Theta) -> Tensor | None:
-        """Something to look at, e.g. learned filters sorted by importance: (N, C, H, W) of any scale, or None."""
+        """Pictures of θ, e.g. learned filters sorted by importance: (N, C, H, W) of any scale, or None."""
         return None
 
     def potentials(self, theta: Theta) -> Potentials | None:
-        """The functions on the responses to look at, in the order of ``pictures`` where there are some, or None."""
+        """The potentials to plot, in the order of ``pictures`` if there are any, or None."""
         return None
 
 
@@ -326,4 +337,4 @@ class UpperLoss(Role):
 
     @abstractmethod
     def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
-        """g for the samples at hand; ``forward`` is A_θ."""
+        """g for the given samples; ``forward`` is A_θ."""

@@ -18,13 +18,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Composite, Linearization, Lower, Upper, rows_of
+from bltoolbox.bilevel.problem import Composite, Linearization, Lower, Upper, gradients_of, rows_of
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
+from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, ImageMetric
-from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, UpperLoss
+from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
 Constraint = Literal["none", "nonnegative", "box"]
@@ -109,9 +110,17 @@ class Variational(Problem):
         )
 
     def penalty(self, theta: Theta) -> Tensor | None:
-        penalties = [part.penalty(split(theta, role)) for role, part in self.parts.items()]
-        present = [penalty for penalty in penalties if penalty is not None]
-        return torch.stack(present).sum() if present else None
+        total: Tensor | None = None
+        for role, part in self.parts.items():
+            if (penalty := part.penalty(split(theta, role))) is None:
+                continue
+            if penalty.numel() != 1:
+                raise BltError(
+                    f"the penalty of {role} {type(part).__name__} has shape {list(penalty.shape)}, but must be one"
+                    " number; sum it up"
+                )
+            total = penalty.reshape(()) if total is None else total + penalty.reshape(())
+        return total
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,68 @@ class VariationalTasksAt:
     def on(self, ids: Sequence[int]) -> tuple[ImageLower, Upper]:
         sample = self.samples.batch(ids)
         lower = self.at.on(sample.y, sample.context, ids)
-        return lower, self.at.problem.upper_loss.bind(sample, lower.forward)
+        upper = self.at.problem.upper_loss.bind(sample, lower.forward)
+        return lower, LearnedForward(upper, sample, lower) if split(self.at.theta, "operator") else upper
+
+
+@dataclass(frozen=True)
+class LearnedForward(Upper):
+    """The loss where the operator has parameters: one that compares A_θ x with measurements depends on θ, too."""
+
+    upper: Upper
+    sample: Sample
+    lower: ImageLower
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        return self.upper.convex
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.upper.scale
+
+    @property
+    def lipschitz(self) -> Bound:  # type: ignore[override]
+        return self.upper.lipschitz
+
+    @property
+    def infimum(self) -> float:  # type: ignore[override]
+        return self.upper.infimum
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.upper.value(x)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.upper.gradient(x)
+
+    def theta_gradient(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """Through A_θ, by autograd, and what the loss adds itself."""
+        own = self.upper.theta_gradient(x, weights)
+        names = join(operator=split(self.lower.theta, "operator"))
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in names.items()}
+            forward = self.lower.at_theta({**self.lower.theta, **leaves}).forward
+            bound = self.lower.problem.upper_loss.bind(self.sample, forward)
+            total = (weights * bound.value(x.detach())).sum()
+        through = gradients_of(total, leaves)
+        return own | {name: part + own[name] if name in own else part for name, part in through.items()}
+
+    def take(self, index: Tensor) -> LearnedForward:
+        return LearnedForward(
+            self.upper.take(index), _rows_of_sample(self.sample, index), self.lower.take(index)
+        )
+
+
+def _rows_of_sample(sample: Sample, index: Tensor) -> Sample:
+    truth, target = (None if part is None else part[index] for part in (sample.truth, sample.target))
+    return replace(
+        sample,
+        ids=[sample.ids[i] for i in index.tolist()],
+        y=sample.y[index],
+        truth=truth,
+        target=target,
+        context={name: rows[index] for name, rows in sample.context.items()},
+    )
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class UnsafePath(BltError):
 
 @contextlib.contextmanager
 def entered(path: Path, within: Path | None = None) -> Iterator[tuple[int | None, Path]]:
-    """The folder of ``path``: its descriptor, and what names in it begin with where there is none."""
+    """The folder of ``path``: its descriptor, and the prefix of names in it if there is no descriptor."""
     root = path.parent if within is None else within
     if not path.is_relative_to(root) or ".." in (names := path.relative_to(root).parts):
         raise UnsafePath(path, f"is not in {root}")
@@ -76,7 +76,7 @@ def write_bytes(path: Path, content: bytes, within: Path | None = None) -> None:
                 os.fsync(file.fileno())
             os.replace(temporary, base / path.name, src_dir_fd=folder, dst_dir_fd=folder)
             if folder is not None:
-                os.fsync(folder)  # or a power cut may bring the old file back
+                os.fsync(folder)  # otherwise a power failure may restore the old file
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
@@ -101,12 +101,12 @@ def json_line(content: Any) -> str:
 
 
 def _temporary_name(name: str) -> str:
-    """For a file that becomes ``name``, which is cut, as a name may be as long as a file system allows."""
+    """A temporary name for ``name``, shortened, since ``name`` may have the maximum length."""
     return f".{name[:40]}.{secrets.token_hex(6)}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file is one that ``write_bytes`` or ``try_to_write`` did not come to rename or remove."""
+    """Whether a file was left behind by ``write_bytes`` or ``try_to_write``."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
@@ -118,15 +118,14 @@ def try_to_write(folder: Path, within: Path) -> None:
 
 
 def remove_temporaries(folder: Path, within: Path) -> None:
-    """Delete what a process left in a folder when it was killed during ``write_bytes``."""
+    """Delete the files that a process killed during ``write_bytes`` left in a folder."""
     for name in list_folder(folder, within):
         if is_temporary(name):
             remove(folder / name, within)
 
 
 def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
-    """Open a file to write in place, as ``os.open`` does with ``flags``: a regular one with no other name, or
-    none."""
+    """Open a file to write in place, as ``os.open`` does with ``flags``; refuses links, also hard ones, and devices."""
     mode = "ab" if flags & os.O_APPEND else "r+b"
     with entered(path, within) as (folder, base), _refusing(path, "is not a regular file"):
         if not _DESCENDS and path.is_symlink():
@@ -150,12 +149,12 @@ def append_to(path: Path, within: Path) -> IO[bytes]:
 
 
 def make_root(path: Path) -> None:
-    """Make a folder that others are made in, and those above it, so that a power cut does not take them away."""
+    """Create a folder and its parents durably, so that they survive a power failure."""
     if path.is_dir():
         return
     make_root(path.parent)
     path.mkdir(exist_ok=True)
-    with contextlib.suppress(PermissionError):  # a folder may be written to and not read
+    with contextlib.suppress(PermissionError):  # a folder may be writable but not readable
         parent = os.open(path.parent, _FOLDER)
         try:
             os.fsync(parent)

@@ -1,7 +1,7 @@
 """The history of a run, read from its directory without torch: finished or not, damaged or not.
 
 ``metrics.jsonl`` has a line for each step and ``timings.jsonl`` its time; ``checks.jsonl`` has a line for each check
-on the images that are not trained on. What cannot be read is left out, with a sentence in ``notes``.
+on the images that are not used for training. What cannot be read is left out, with a sentence in ``notes``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bltoolbox.runs.locks import is_locked
 from bltoolbox.runs.logs import by_step, number, read_lines, read_recipe, read_status, read_tail
 from bltoolbox.runs.metric import Metric, described
 
-#: Which images were restored, and what people call them.
+#: The sets of restored images, and their names for people.
 Images = Literal["evaluation", "validation"]
 IMAGES: dict[Images, str] = {"evaluation": "test", "validation": "validation"}
 
@@ -47,7 +47,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """One check: what was measured of θ after ``step`` steps, and the cost and the time up to there."""
+    """One check: the values measured for θ after ``step`` steps, and the cost and the time until then."""
 
     step: int
     computations: float
@@ -75,7 +75,7 @@ class RunHistory:
     summary: dict[str, Any] = field(repr=False)
     steps: list[StepRecord] = field(repr=False)
     checks: list[CheckRecord] = field(repr=False)
-    #: What was measured; by the first metric the run chose.
+    #: The metrics that were measured; the run chose θ by the first.
     metrics: tuple[Metric, ...]
     #: What is damaged or missing, one sentence each.
     notes: list[str]
@@ -118,7 +118,7 @@ class RunHistory:
 
     @property
     def metric(self) -> Metric:
-        """By which the run chose."""
+        """The metric by which the run chose θ."""
         return self.metrics[0]
 
     @property
@@ -144,34 +144,34 @@ class RunHistory:
         return int(number(self.summary.get("steps")) or (self.steps[-1].step if self.steps else 0))
 
     def has(self, images: Images, metric: Metric) -> bool:
-        """Whether the checks measured that of these images."""
+        """Whether the checks measured this metric on these images."""
         return bool(self.values(images, metric))
 
     def values(self, images: Images, metric: Metric) -> list[tuple[CheckRecord, float]]:
-        """The checks that measured that of these images, and what they found."""
+        """The checks that measured this metric on these images, with its values."""
         found = [(check, check.value(images, metric)) for check in self.checks]
         return [(check, value) for check, value in found if value is not None]
 
     def best(self, images: Images, metric: Metric) -> float | None:
-        """The best that a check found."""
+        """The best value at a check."""
         return metric.best(value for _, value in self.values(images, metric))
 
     def tested(self, metric: Metric, when: str = "after") -> float | None:
-        """Of the evaluation images with the θ that the run chose, or of what is compared with; None before its end."""
+        """The metric on the evaluation images, of the chosen θ or of a reference (``when``); None before the end."""
         return number(self.summary.get(f"{metric.name}_{when}"))
 
     def validated(self, metric: Metric) -> float | None:
-        """The best on the held-out images."""
+        """The best value on the held-out images."""
         found = self.tested(metric, "validation")
         return self.best("validation", metric) if found is None else found
 
     def reached(self, level: float, images: Images, metric: Metric) -> CheckRecord | None:
-        """The first check at which θ was that good."""
+        """The first check that reaches a level."""
         values = self.values(images, metric)
         return next((check for check, value in values if not metric.better(level, value)), None)
 
     def check_at(self, computations: float) -> CheckRecord | None:
-        """The last check up to that cost."""
+        """The last check up to a cost."""
         made = [check for check in self.checks if check.computations <= computations]
         return made[-1] if made else None
 
@@ -193,7 +193,7 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def expand(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """Run directories as they are, sweeps as their runs; each once. And a sentence for each cell that has no run
+    """Run directories, with sweeps replaced by their runs, each once; and a sentence for each cell that has no run
     yet."""
     found: dict[Path, Path] = {}
     notes: list[str] = []
@@ -279,6 +279,6 @@ def _check(
 
 
 def _state(path: Path, summary: Mapping[str, Any]) -> str:
-    said = str(summary.get("status", "unknown"))
+    status = str(summary.get("status", "unknown"))
     # A killed run could not update its status.
-    return "killed" if said == "running" and not is_locked(path) else said
+    return "killed" if status == "running" and not is_locked(path) else status

@@ -54,8 +54,8 @@ def acquire(lock: IO[bytes], folder: Path, *, wait: bool = False) -> bool:
             raise
         if os.environ.get(NO_LOCK) != "1":
             raise BltError(
-                f"the file system of {folder} has no locks ({error.strerror}), so nothing would keep a second process"
-                f" from writing there; choose a directory elsewhere, or set {NO_LOCK}=1 and make sure of that yourself"
+                f"the file system of {folder} has no locks ({error.strerror}), so a second process could write"
+                f" there; choose a directory elsewhere, or set {NO_LOCK}=1 and make sure that only one process does"
             ) from error
     return True
 

@@ -1,7 +1,7 @@
 """The files of a run directory as data, for everyone who reads them: logs, status, environment, recipe. No torch.
 
 They may be damaged, unfinished or come from someone else: what cannot be read is left out, and noted where someone
-asks for notes. Logs are read whole, from their end, or (``Tail``) as they grow.
+asks for notes. Logs are read completely, from their end, or (``Tail``) as they grow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bltoolbox.config.yaml_text import Spot, parse
 
 #: No run writes larger numbers, and axes cannot show them.
 LARGEST = 1e100
-#: Bytes at the beginning or the end of a log that are looked at.
+#: Number of bytes that are read at the beginning or the end of a log.
 _END = 1 << 16
 
 
@@ -49,12 +49,12 @@ def read_status(path: Path) -> dict[str, Any] | None:
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """What ``env.json`` says; nothing if there is none that can be read."""
+    """The content of ``env.json``; empty if it cannot be read."""
     return _read_object(path / ENV_FILE) or {}
 
 
 def read_index(path: Path) -> list[dict[str, Any]]:
-    """What the pictures of a finished run show; nothing where that is missing or damaged."""
+    """The index of the pictures of a finished run; empty if it is missing or damaged."""
     try:
         found = read_json(path / PICTURES_INDEX, follow=False)
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_source(path: Path) -> str:
-    """A recipe as text; nothing where it cannot be read."""
+    """A recipe as text; empty if it cannot be read."""
     return _text(read_bytes, path, RECIPE)
 
 
@@ -107,7 +107,7 @@ def read_recipe(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def read_lines(path: Path, notes: list[str], *, required: bool = True) -> list[dict[str, Any]]:
-    """The JSON objects of a log, line by line; what is damaged is left out and noted."""
+    """The JSON objects of a log, line by line; damaged lines are left out and noted."""
     try:
         text = read_text(path, LOG, follow=False, errors="replace")
     except FileRefused as error:
@@ -167,7 +167,7 @@ class Tail:
         self._rest = b""
 
     def look(self) -> list[dict[str, Any]]:
-        """All complete lines so far; what cannot be read is left out."""
+        """All complete lines so far; damaged lines are left out."""
         try:
             with open_file(self.path, follow=False) as log:
                 found = os.fstat(log.fileno())

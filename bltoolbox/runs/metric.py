@@ -1,6 +1,6 @@
 """A metric as records carry it: its name, how its values are written, and which way is better. Without torch.
 
-Whoever measures describes what was measured in ``status.json`` and ``checks.jsonl``; readers know no metric by heart.
+The code that measures a metric describes it in ``status.json`` and ``checks.jsonl``; readers need not know any metric.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-#: What a record calls a metric in its keys, e.g. ``validation_psnr``.
+#: The name of a metric in the keys of a record, e.g. ``validation_psnr``.
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _LONGEST = 40
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How values of one metric are called, written and compared."""
+    """How values of one metric are named, written and compared."""
 
     name: str
     label: str
     unit: str = ""
-    #: Behind the decimal point.
+    #: Digits after the decimal point.
     digits: int = 4
     #: Whether higher is better.
     higher: bool = True
@@ -34,7 +34,7 @@ class Metric:
         return f"{self.label} in {self.unit}" if self.unit else self.label
 
     def number(self, value: float | None, *, sign: bool = False) -> str:
-        """A value without its unit; a dash where it is unknown."""
+        """A value without its unit; a dash if it is unknown."""
         if value is None or math.isnan(value):
             return "–"
         return f"{value:{'+' if sign else ''}.{self.digits}f}"
@@ -45,7 +45,7 @@ class Metric:
         return f"{text} {self.unit}" if self.unit and text != "–" else text
 
     def better(self, value: float, than: float) -> bool:
-        """Whether a value is truly better than another; nothing is worse than one that is not a number."""
+        """Whether a value is strictly better than another; NaN is worse than any number."""
         if math.isnan(value) or math.isnan(than):
             return not math.isnan(value)
         return value > than if self.higher else value < than
@@ -77,7 +77,7 @@ class Metric:
         return metric if usable else None
 
 
-#: What records measured that describe no metric, as earlier versions wrote them.
+#: The metric of records that describe none, as earlier versions wrote them.
 UNDESCRIBED = Metric("psnr", "PSNR", "dB", 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bltoolbox.config.validation import in_short
 from bltoolbox.config.yaml_text import dump_inline
 
 _ABSENT = object()
@@ -13,11 +14,13 @@ IRRELEVANT = ("loggers",)
 
 
 def flatten(recipe: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """A recipe as dotted keys; a component's name stands at ``regularizer.name``."""
+    """A recipe as dotted keys; a component's name stands at ``regularizer.name``, and a number that stands for a
+    component at the key of its section."""
     flat: dict[str, Any] = {}
     for key, value in recipe.items():
         if not above and key in IRRELEVANT:
             continue
+        value = value if above else in_short(key, value)
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{above}{key}.")
         else:
@@ -37,7 +40,7 @@ def differing(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What distinguishes each recipe: ``upper_optimizer=isgd, sampler.size=8``; empty where nothing does.
+    """What distinguishes each recipe: ``upper_optimizer=isgd, sampler.size=8``; empty if nothing does.
 
     Where recipes name different components, the options of a component are given only if they differ between the
     recipes that name it.
@@ -59,16 +62,19 @@ def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _component(flat: Mapping[str, Any], key: str, keys: Sequence[str]) -> tuple[Any, ...]:
-    """The names, where they differ, of the components that an option belongs to."""
+    """The names of the components that an option belongs to, if they differ."""
     words = key.split(".")
     above = [".".join([*words[:count], "name"]) for count in range(1, len(words))]
     return tuple(repr(flat.get(name)) for name in above if name in keys and name != key)
 
 
 def shown(value: Any) -> str:
-    """A value as a person writes it."""
+    """A value as a person writes it: 0.1, or 25/255 for a noise level of 25 gray levels."""
     if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else f"{value:.4g}"
+        if float(f"{value:g}") == value:
+            return f"{value:g}"
+        levels = f"{255 * value:.4g}"
+        return f"{levels}/255" if float(levels) / 255 == value else f"{value:.4g}"
     return value if isinstance(value, str) else dump_inline(value)
 
 

@@ -24,9 +24,10 @@ from bltoolbox.runs.metric import UNDESCRIBED, Metric, described
 BLOCKS = "▁▂▃▄▅▆▇█"
 #: The share of the last steps from which the remaining time is estimated.
 _RECENT = 0.25
-#: Figures of the last step that are shown, where available.
+#: Figures of the last step that are shown, if available.
 _FIGURES = (
     "batch",
+    "penalty",
     "step_size",
     "tol",
     "adjoint_tol",
@@ -51,12 +52,12 @@ class Snapshot:
     seconds: float = 0.0
     #: The part of the budget that is used.
     fraction: float = 0.0
-    #: What the run does once its budget is spent, e.g. tuning the baseline.
+    #: What the run is doing once its budget is spent, e.g. tuning the baseline.
     phase: str = ""
     #: Seconds until the budget is spent, at the pace of the last steps.
     left: float | None = None
     losses: list[float] = field(default_factory=list, repr=False)
-    #: What the checks measured, and the values of test and validation images.
+    #: The metric of the checks, and its values on test and validation images.
     metric: Metric = UNDESCRIBED
     quality: dict[str, list[float]] = field(default_factory=dict, repr=False)
     #: Figures of the last step.
@@ -229,14 +230,14 @@ def _quality(checks: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, l
     return {name: values for name, values in found.items() if values}
 
 
-def _state(said: str, finished: bool, locked: bool) -> str:
+def _state(status: str, finished: bool, locked: bool) -> str:
     if finished and not locked:
         return "finished"
     if locked:
-        return "running" if said else "starting"
-    if said == "running":
+        return "running" if status else "starting"
+    if status == "running":
         return "killed"
-    return "failed" if said.startswith("failed") else said or "unknown"
+    return "failed" if status.startswith("failed") else status or "unknown"
 
 
 def _left(shares: Sequence[float], timings: Sequence[Mapping[str, Any]]) -> float | None:
@@ -253,7 +254,7 @@ def _left(shares: Sequence[float], timings: Sequence[Mapping[str, Any]]) -> floa
 
 
 def _last_words(path: Path) -> str:
-    """What a run said last, without the time."""
+    """The last message of a run, without its time."""
     lines = log_end(path)
     return re.sub(r"^\s*[\d.]+ s\s+", "", lines[-1]) if lines else ""
 
@@ -264,7 +265,7 @@ def _iterations(last: Mapping[str, Any], before: Mapping[str, Any]) -> float | N
 
 
 def _images(path: Path, metric: Metric) -> list[tuple[str, float | None, float | None]]:
-    """What the finished run has kept of its evaluation images."""
+    """The evaluation images that a finished run has kept."""
     found = []
     for one in read_index(path):
         try:

@@ -1,8 +1,8 @@
 """Problems with known answers and the conformance suite, for our tests and for those of plugin authors.
 
-May import every room but reports and the command line; nothing but ``blt check`` and tests imports it. A change here
-can let a wrong component pass, or refuse a right one, in the tests of every author: each property has a component that
-breaks it in tests/testing/test_conformance_catches.py.
+May import every room except reports and the command line; only ``blt check`` and tests import it. A change here can
+let a wrong component pass, or make a correct one fail, in the tests of every author: for each property,
+tests/testing/test_conformance_catches.py has a component that violates it.
 """
 
 from bltoolbox.testing.problems import (

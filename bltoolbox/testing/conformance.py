@@ -1,13 +1,14 @@
-"""The conformance suite: does a component keep what its role promises?
+"""The conformance suite: tests whether a component does what its role promises.
 
-``blt check`` runs it on installed plugins. The author of one runs it under pytest with one line,
+``blt check`` runs it on installed plugins. Plugin authors run it under pytest with
 
     from bltoolbox.testing.conformance import conformance_tests
 
     test_my_plugin = conformance_tests("my-plugin")
 
-one test for each property of each component. What is asked of a kind is in ``bltoolbox.testing.checks``; a component
-that needs options to be built, or smaller ones to be quick, gives them in its ``example``.
+which gives one test for each property of each component. The properties of each kind are in
+``bltoolbox.testing.checks``. A component that needs options to be built, or smaller ones to be fast, returns them from
+its ``example``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BUILT = "builds from its example options"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one property of one component; ``message`` says why it failed or was skipped."""
+    """The outcome of one property of one component; ``message`` says why it failed or was skipped."""
 
     kind: str
     name: str
@@ -59,25 +60,23 @@ class Outcome:
 
 
 def properties_of(kind: str) -> list[Property]:
-    """All that is asked of a kind, in order; the first is that it can be imported, the second that it can be
-    built."""
+    """All properties of a kind, in order; the first is that it can be imported, the second that it can be built."""
     common = [Property(kind, IMPORTED, _imports), Property(kind, BUILT, _builds)]
     return common + PROPERTIES[kind]
 
 
 def run_conformance(registry: Registry, selection: Sequence[Registered] | None = None) -> list[Outcome]:
-    """Every property of the selected components, or of all that there are."""
+    """Test every property of the selected components, by default of all."""
     chosen = registry.components() if selection is None else selection
-    return [outcome for one in chosen for outcome in check_component(one, registry)]
+    return [outcome for component in chosen for outcome in check_component(component, registry)]
 
 
 def check_component(
     registered: Registered, registry: Registry, options: Mapping[str, Any] | None = None
 ) -> list[Outcome]:
-    """Every property of one component, with ``options`` on top of its example.
+    """Test every property of one component, with ``options`` that override those of its example.
 
-    Once it cannot be imported or built, nothing more is asked; it is skipped where a package that it needs is
-    missing.
+    The first failure to import or build it ends the test; it is skipped if a package that it needs is missing.
     """
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder, _steady():
@@ -90,47 +89,63 @@ def check_component(
 
 
 def select(registry: Registry, target: str) -> list[Registered]:
-    """The components meant by a distribution, a plugin, a plugin file, a kind, KIND/NAME or a name."""
-    plugins = [one for one in registry.plugins() if target in (one.distribution, one.name, _stem(one.name))]
+    """The components named by a distribution, a plugin, a plugin file, a kind, KIND/NAME or a name."""
+    plugins = [
+        plugin
+        for plugin in registry.plugins()
+        if target in (plugin.distribution, plugin.name, _stem(plugin.name))
+    ]
     for plugin in plugins:
         if plugin.status != "ok":
             raise MissingError(f"{plugin.origin} is not used: {plugin.reason}")
-    found = [one for plugin in plugins for one in registry.of(plugin)]
-    for one in found:
-        if clash := registry.clash(one):
+    selected = [component for plugin in plugins for component in registry.of(plugin)]
+    for component in selected:
+        if clash := registry.clash(component):
             raise MissingError(clash)
     everything = registry.components()
-    found += [one for one in everything if target in (one.kind, one.name, f"{one.kind}/{one.name}")]
-    if not found and not plugins:
-        known = {one.distribution for one in everything} | {one.plugin.name for one in everything}
-        known |= (
-            {one.name for one in everything} | {f"{one.kind}/{one.name}" for one in everything} | set(KINDS)
+    selected += [
+        component
+        for component in everything
+        if target in (component.kind, component.name, f"{component.kind}/{component.name}")
+    ]
+    if not selected and not plugins:
+        names = {component.distribution for component in everything} | {
+            component.plugin.name for component in everything
+        }
+        names |= (
+            {component.name for component in everything}
+            | {f"{component.kind}/{component.name}" for component in everything}
+            | set(KINDS)
         )
         raise UsageError(
-            f"{target!r} is not a plugin, distribution, component or recipe{did_you_mean(target, sorted(known))}"
+            f"{target!r} is not a plugin, distribution, component or recipe{did_you_mean(target, sorted(names))}"
             " (blt plugins, blt list, blt recipes)"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(selected))
 
 
 def conformance_tests(*targets: str, files: Sequence[str | Path] = ()) -> Callable[..., None]:
     """A pytest test with one case for each property of each component of ``targets``.
 
-    A target is a distribution, a plugin, KIND/NAME or a name; ``files`` are plugin files to load, all of whose
-    components are tested when there is no other target.
+    A target is a distribution, a plugin, KIND/NAME or a name; ``files`` are plugin files to load; without
+    targets, all of their components are tested.
     """
     import pytest
 
     registry = load_registry(files)
     names = list(targets) or [Path(file).name for file in files]
     try:
-        chosen = [one for name in names for one in select(registry, name)] if names else registry.components()
+        chosen = (
+            [component for name in names for component in select(registry, name)]
+            if names
+            else registry.components()
+        )
     except BltError as error:
         return _failing(str(error))
     cases = [
-        pytest.param(one, property, id=f"{one.kind}/{one.name}: {property.name}")
-        for one in dict.fromkeys(chosen)
-        for property in properties_of(one.kind)
+        pytest.param(component, property, id=f"{component.kind}/{component.name}: {property.name}")
+        for component in dict.fromkeys(chosen)
+        for property in properties_of(component.kind)
     ]
 
     @pytest.mark.parametrize(("component", "promise"), cases)
@@ -171,7 +186,7 @@ def _builds(subject: Subject) -> None:
 
 
 def _judge(property: Property, subject: Subject) -> Outcome:
-    """Whatever a component does, an outcome."""
+    """The outcome of a property; exceptions of the component count as failures."""
     begin = time.perf_counter()
     status: Literal["passed", "failed", "skipped"] = "passed"
     message = ""
@@ -180,7 +195,7 @@ def _judge(property: Property, subject: Subject) -> Outcome:
     except ConformanceFailure as failure:
         status, message = "failed", failure.message
     except (NotApplicable, MissingError) as reason:
-        # A dependency of a component may not be installed here, which is not its fault.
+        # A missing dependency is not the fault of the component.
         status, message = "skipped", str(reason)
     except (Exception, SystemExit) as error:
         status, message = "failed", f"it raised {reason_of(error)}{_place(error)}"
@@ -190,7 +205,7 @@ def _judge(property: Property, subject: Subject) -> Outcome:
 
 
 def _place(error: BaseException) -> str:
-    """The line of the author's code where an exception came from."""
+    """The line of the author's code that raised an exception."""
     ours = str(Path(__file__).parents[1])
     torchs = str(Path(torch.__file__).parent)
     frames = [
@@ -203,7 +218,7 @@ def _place(error: BaseException) -> str:
 
 @contextmanager
 def _steady() -> Iterator[None]:
-    """One thread, as the images are tiny, and the global generator left as it was."""
+    """Use one thread, since the images are tiny, and restore the global generator afterwards."""
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:

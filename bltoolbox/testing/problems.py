@@ -5,7 +5,7 @@
     z = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-8), Accuracy(1e-8))
 
 With a ``Tikhonov`` regularizer and the plain ``Gain`` operator (A = I), ``x̂``, ``f``, ``∇f`` and the minimiser of f are
-formulas, so that a solver, a hypergradient or an upper-level optimizer can be held against them.
+formulas with which a solver, a hypergradient or an upper-level optimizer can be compared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Images(Data):
 def smooth_images(count: int, shape: Sequence[int] = (3, 12, 14), seed: int = 0) -> Tensor:
     """Random images of ``shape`` (C, H, W): smooth ramps with a sharp edge, values in [0.1, 0.9].
 
-    Image i depends on the seed and on i alone.
+    Image i depends only on the seed and on i.
     """
     channels, height, width = shape
     images = []
@@ -169,7 +169,7 @@ def variational(
 
 
 class Tikhonov(Regularizer):
-    """R_θ(x) = ½ Σ_c e^{θ_c} Σ_p d_p x_cp², one parameter a channel.
+    """R_θ(x) = ½ Σ_c e^{θ_c} Σ_p d_p x_cp², one parameter per channel.
 
     The fixed weights d run from 1 down to 1/condition over the pixels, equally spaced in the logarithm. With A = I:
 
@@ -177,7 +177,7 @@ class Tikhonov(Regularizer):
         f(θ)   = 1/m Σ_i v_i ‖x̂_i − x*_i‖²
         ∂f/∂θ_c = −2/m Σ_i v_i Σ_p (x̂_icp − x*_icp) s_cp (1 − s_cp) y_icp
 
-    and for condition 1 f is least where s_c = Σ⟨y_c, x*_c⟩/Σ‖y_c‖², that is at θ_c = log(1/s_c − 1).
+    and for condition 1, f is smallest where s_c = Σ⟨y_c, x*_c⟩/Σ‖y_c‖², that is at θ_c = log(1/s_c − 1).
 
     Args:
         weight: initial e^{θ_c}.
@@ -233,9 +233,9 @@ class Tikhonov(Regularizer):
         return {"log_weight": (each if weights is None else weights.view(-1, 1) * each).mean(0)}
 
     def minimiser(self, y: Tensor, x_true: Tensor) -> dict[str, Tensor]:
-        """The θ where f is least, for condition 1 and y that must shrink."""
+        """The θ that minimises f, for condition 1 and if y must be shrunk."""
         if self.condition != 1:
-            raise ValueError("the minimiser is a formula only for condition 1")
+            raise ValueError("the minimiser has a closed form only for condition 1")
         shrinkage = (y * x_true).sum((0, 2, 3)) / y.square().sum((0, 2, 3))
         return {"log_weight": (1 / shrinkage - 1).log()}
 

@@ -1,17 +1,19 @@
-"""Is the hypergradient of a recipe right, and if not, where does the error come from?
+"""Test the hypergradient of a recipe, and locate the source of an error.
 
-    ⟨z, d⟩  against  (f(θ + td) − f(θ − td)) / 2t,        f(θ) = 1/n Σ ‖x̂_i(θ) − x*_i‖²  over n samples of the recipe
+    ⟨z, d⟩  against  (f(θ + td) − f(θ − td)) / 2t,        f(θ) = 1/n Σ g_i(x̂_i(θ), θ) + P(θ)  over n samples
 
 Everything is as in the recipe (operator, noise, regularizer, constraint, solver, estimator, initial θ), only in
-float64 and with tight tolerances. x̂(θ ± td) comes from a reference solver that believes energies alone, so that f is
-right even when a component's own derivatives are not. Directions: one in each block of parameters, and random ones over
-all, within what a linear constraint leaves free.
+float64 and with tight tolerances. x̂(θ ± td) comes from a reference solver that uses only energies, so f is right even
+if a component's own derivatives are not. The directions d are one in each block of parameters and random ones over all
+blocks, projected onto the linear constraints.
 
-Each link of z = −∂_θ⟨∇h(x̃, θ), q⟩, ∇²h q = ∇g, is then tried by itself:
+Each link of z = −∂_θ⟨∇h(x̃, θ), q⟩ + ∂_θg + ∇P, ∇²h q = ∇g, is then tested separately:
 
 * lower level: ∇h against differences of h; the residual of x̃; its distance from the reference solution;
 * linear system: ∇²h v against differences of ∇h; the residual ‖∇g − ∇²h q‖ recomputed;
-* mixed derivative: ∂_θ⟨∇h, q⟩ against differences in θ at fixed x and q.
+* mixed derivative: ∂_θ⟨∇h, q⟩ against differences in θ at fixed x and q;
+* loss: ∂_θg against differences in θ at fixed x, where the loss depends on θ;
+* penalty: ∇P against differences of P, where there is one.
 """
 
 from __future__ import annotations
@@ -25,24 +27,33 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry
 from bltoolbox.testing.checks.base import normal
-from bltoolbox.testing.links import Link, hypergradient_links, inner, solvable, theta_size
+from bltoolbox.testing.links import (
+    Link,
+    hypergradient_links,
+    inner,
+    loss_link,
+    penalty_link,
+    solvable,
+    theta_size,
+)
 from bltoolbox.testing.reference import reference_solve
 from bltoolbox.training.assemble import assemble
 
 #: Tolerance of the lower level (a gradient norm) and of the adjoint system.
 TIGHT = 1e-9
-#: That of the reference, whose errors a difference quotient divides by its step.
+#: Tolerance of the reference, whose errors a difference quotient divides by its step.
 REFERENCE = 1e-12
-#: Where it must at least get for differences to mean anything.
+#: The residual that it must reach for differences to be meaningful.
 SOLVED = 1e-8
-#: Steps in θ; the better one counts.
+#: Steps in θ; the one with the smaller error counts.
 STEPS = (1e-3, 1e-4)
-#: Relative error of ⟨z, d⟩ that is accepted.
+#: Accepted relative error of ⟨z, d⟩.
 ACCEPTED = 1e-3
 SAMPLES = 2
 RANDOM = 2
@@ -55,7 +66,7 @@ class Row:
     direction: str
     hypergradient: float
     differences: float
-    #: Of their difference, relative to the larger (or to 1 % of ‖z‖ where both are small).
+    #: Their difference, relative to the larger one (or to 1 % of ‖z‖ if both are small).
     error: float
 
     @property
@@ -73,7 +84,8 @@ class RecipeCheck:
     links: tuple[Link, ...]
     verdict: str
     passed: bool
-    #: Where the error comes from: ``lower level``, ``linear system``, ``mixed derivative``, ``estimator`` or nothing.
+    #: Where the error comes from: ``lower level``, ``linear system``, ``mixed derivative``, ``loss``, ``penalty``,
+    #: ``estimator`` or None.
     source: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +108,8 @@ class _Bench:
     def value(self, theta: Theta, start: Tensor) -> float:
         """f by the reference solver."""
         lower, upper = self.at(theta)
-        return float(self.weights @ upper.value(reference_solve(lower, start, REFERENCE)))
+        mean = float(self.weights @ upper.value(reference_solve(lower, start, REFERENCE)))
+        return mean + (penalty_at(self.oracle.problem, theta) or 0.0)
 
 
 def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> RecipeCheck:
@@ -107,6 +120,13 @@ def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> 
     if not (unsolved := solvable(lower, reference, SOLVED)).ok:
         return _conclude(recipe, len(bench.ids), (), (unsolved,), biased=False)
     links, z = hypergradient_links(bench.oracle, lower, upper, reference, bench.weights, TIGHT)
+    others = (
+        loss_link(lambda theta: bench.at(theta)[1], bench.theta, reference, bench.weights),
+        penalty_link(bench.oracle.problem, bench.theta),
+    )
+    links += tuple(link for link in others if link is not None)
+    _, direct = penalty_gradient(bench.oracle.problem, bench.theta)
+    z = {name: part + direct[name] if direct else part for name, part in z.items()}
     z = bench.oracle.problem.project_gradient(z)
     rows = tuple(_compare(bench, z, name, d, reference) for name, d in _directions(bench, z))
     biased = not bench.oracle.hypergradient.exact
@@ -114,7 +134,7 @@ def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> 
 
 
 def _assemble(recipe: Recipe, registry: Registry, samples: int) -> _Bench:
-    """The recipe's own parts, in float64 on the CPU, without what is not needed."""
+    """The components of the recipe, in float64 on the CPU, without evaluation and baseline."""
     settings = dataclasses.replace(recipe, dtype="float64", device="cpu", evaluation=None, baseline=None)
     experiment = assemble(settings, registry)
     oracle = experiment.oracle
@@ -124,7 +144,7 @@ def _assemble(recipe: Recipe, registry: Registry, samples: int) -> _Bench:
 
 
 def _directions(bench: _Bench, z: Theta) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Unit vectors: in each block by itself, then over all of them."""
+    """Unit vectors: in each block separately, then over all of them."""
     blocks = [(name, {name}) for name in bench.theta] if len(bench.theta) > 1 else []
     everything = [(f"random {k + 1}", set(bench.theta)) for k in range(RANDOM)]
     for seed, (label, names) in enumerate([*blocks, *everything]):
@@ -167,18 +187,18 @@ def _conclude(
         verdict = f"the hypergradient agrees with central differences (largest relative error {worst:.1e})"
     elif broken and not (biased and all(link.place == "linear system" for link in broken)):
         passed, source = False, broken[0].place
-        agrees = "" if wrong or not rows else " (too little to be seen in z here)"
+        agrees = "" if wrong or not rows else " (too small to affect z here)"
         verdict = f"the error comes from the {source}{agrees}: {broken[0].sentence}"
     elif biased:
         passed = True
         verdict = (
             f"{recipe.hypergradient.name} is biased by design, here by up to {100 * worst:.2g} %;"
-            " everything that it is made of is right"
+            " its ingredients are right"
         )
     else:
         passed, source = False, "estimator"
         verdict = (
             f"z is wrong by up to {100 * worst:.2g} %, although the lower level, the linear system and the mixed"
-            f" derivative are right: hypergradient {recipe.hypergradient.name!r} puts them together wrongly"
+            f" derivative are right: hypergradient {recipe.hypergradient.name!r} combines them wrongly"
         )
     return RecipeCheck(recipe.name, samples, rows, links, verdict, passed, source)

@@ -1,8 +1,8 @@
-"""A lower-level solution to hold others against: slow, sure, and independent of every plugin.
+"""A reference solver of the lower level: slow, robust, and independent of every plugin.
 
-Only energies are believed. Gradients come from autograd through ``energy`` and ``apply``, not from the methods that a
-regularizer may have written for itself, and no Lipschitz constant is taken from anyone: accelerated projected gradient
-descent, each sample with its own backtracked step, restarted whenever the momentum points uphill.
+It uses only energies. Gradients come from autograd through ``energy`` and ``apply``, not from the methods that a
+regularizer may implement itself, and no component supplies a Lipschitz constant. The method is accelerated projected
+gradient descent with a backtracked step for each sample, restarted whenever the momentum points uphill.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def energy_gradient(lower: Lower, x: Tensor) -> Tensor:
 
 
 def true_residual(lower: Lower, x: Tensor, gradient: Tensor | None = None) -> Tensor:
-    """Norm of the shortest element of ∇h + N_C, with that gradient."""
+    """Norm of the shortest element of ∇h + N_C, with the gradient of the energy."""
     return lower.residual(x, energy_gradient(lower, x) if gradient is None else gradient)
 
 
@@ -36,7 +36,7 @@ def reference_solve(lower: Lower, start: Tensor, tol: float, limit: int = 20_000
     for iteration in range(limit):
         if bool((best_residual <= tol).all()) or idle > 500:
             break
-        # The curvature is looked at often in the beginning, and now and then later.
+        # The curvature is measured often in the beginning, and occasionally later.
         new = lower.project(x - gradient / expand(lipschitz, x))
         if iteration < 20 or iteration % 10 == 0:
             new, lipschitz = _descend(lower, x, gradient, lipschitz)
@@ -56,12 +56,12 @@ def reference_solve(lower: Lower, start: Tensor, tol: float, limit: int = 20_000
 
 
 def _descend(lower: Lower, x: Tensor, gradient: Tensor, lipschitz: Tensor) -> tuple[Tensor, Tensor]:
-    """P_C(x − ∇h/L), L doubled until the curvature met on the way is at most L."""
+    """P_C(x − ∇h/L), with L doubled until the curvature along the step is at most L."""
     for _ in range(60):
         new = lower.project(x - gradient / expand(lipschitz, x))
         step = new - x
         rise = dot(energy_gradient(lower, new) - gradient, step)
-        # Below rounding a curvature cannot be told.
+        # The curvature of a step below rounding cannot be measured.
         far = norm(step) > 1e-13 * (1 + norm(x))
         short = far & (rise > (1 + 1e-4) * lipschitz * dot(step, step))
         if not bool(short.any()):

@@ -16,8 +16,8 @@ from torch import Tensor
 from bltoolbox.bilevel.device import pick_device, set_precision
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.records import Theta
-from bltoolbox.bilevel.roles import Sampler
+from bltoolbox.bilevel.records import Counter, Theta
+from bltoolbox.bilevel.roles import HypergradientEstimator, Sampler
 from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits
@@ -87,8 +87,10 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         strict=not parts["upper_optimizer"].handles_floor,
         bound=recipe.certificates.bound,
         bound_every=recipe.certificates.every,
+        wants=_wanted(recipe, parts["sampler"], parts["hypergradient"]),
         ranks=ranks,
     )
+    _refuse_certified(recipe, oracle, theta)
     baseline = _baseline(recipe, registry, problem, train)
     loggers = [Guarded(block.name, _logger(recipe, block, registry)) for block in recipe.loggers]
     return Experiment(
@@ -187,6 +189,44 @@ def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:
         return sampler.init(m, recipe.seed)
     except ValueError as error:
         raise refusal(recipe, "sampler", f"{recipe.sampler.name}: {error}") from error
+
+
+def _wanted(recipe: Recipe, sampler: Sampler, hypergradient: HypergradientEstimator) -> str | None:
+    """What the sampler wants to know about each sample; None where it does not observe steps."""
+    if not sampler.offers("observe"):
+        return None
+    name = recipe.sampler.name
+    if sampler.wants not in ("loss", "slope", "gradient"):
+        raise refusal(
+            recipe, "sampler", f"{name}: wants is {sampler.wants!r}, but must be loss, slope or gradient"
+        )
+    if sampler.wants == "gradient" and not hypergradient.gives_adjoint:
+        other = recipe.hypergradient.name
+        raise refusal(
+            recipe,
+            "sampler",
+            f"{name} needs the gradient norm of each sample, but hypergradient {other!r} computes no adjoint to form"
+            " it from; use cg-ift, or a sampler that needs only the loss",
+        )
+    return sampler.wants
+
+
+def _refuse_certified(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> None:
+    """Certified error bounds exist only where nothing but the regularizer has parameters."""
+    if recipe.certificates.bound != "certified":
+        return
+    for role in ("operator", "data_term"):
+        if split(theta, role):
+            name = getattr(recipe, role).name
+            reason = f"the {role.replace('_', ' ')} {name!r} has parameters"
+            break
+    else:
+        _, upper = oracle.tasks.at(theta, Counter()).on([0])
+        if not upper.depends_on_theta:
+            return
+        reason = f"the loss {recipe.upper_loss.name!r} depends on θ"
+    message = f"there is no certified error bound where {reason}; use bound: estimated"
+    raise refusal(recipe, "certificates.bound", message)
 
 
 def _initial_theta(

@@ -33,7 +33,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best θ of ``trials`` and what they cost; ``complete`` unless the search was stopped."""
+    """The best θ of ``trials`` and their cost; ``complete`` unless the search was stopped."""
 
     theta: dict[str, Tensor]
     trials: int
@@ -54,7 +54,7 @@ def tune(
     ranks: Ranks = ALONE,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """θ with the best mean of ``metric`` on the first training images, as far as the search came before ``stop``."""
+    """θ with the best mean of ``metric`` on the first training images, as far as the search got before ``stop``."""
     best = {name: value.clone() for name, value in theta.items()}
     if sum(value.numel() for value in best.values()) > 2:
         raise BltError("a baseline must be a regularizer with at most two parameters, such as tv")
@@ -75,7 +75,7 @@ def tune(
 
 
 class _Search:
-    """Tries parameters and keeps the best."""
+    """Try parameters and keep the best."""
 
     def __init__(
         self,

@@ -5,9 +5,9 @@ A file is a line of magic, a line with the SHA-256 of the rest, and a `torch.sav
 bytes, are in segments that contain only the rows changed since the previous checkpoint. Two checkpoints are kept with
 all segments they need, so that a damaged newest one costs at most the work between the two.
 
-On several ranks each writes its own segments, and rank 0 the manifest once all are on disk. The name of a segment
-says which rank of how many wrote it: the same number of ranks read their own, any other number read all and take what
-lives with them.
+On several ranks each writes its own segments, and rank 0 the manifest once all are on disk. The name of a segment says
+which rank of how many wrote it: the same number of ranks read their own; any other number read all and keep the rows
+that belong to them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write_checked(path: Path, content: Mapping[str, Any], within: Path | None = 
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """What ``write_checked`` wrote, or DamagedCheckpoint."""
+    """The content that ``write_checked`` wrote, or DamagedCheckpoint."""
     payload = _read_payload(path)
     try:
         check_payload(payload)
@@ -80,12 +80,12 @@ def read_checked(path: Path) -> dict[str, Any]:
 
 
 def _read_payload(path: Path) -> bytes:
-    """What follows the first two lines, if its checksum is right."""
+    """The payload after the first two lines, if its checksum is right."""
     try:
         with open_file(path, follow=False) as file:
             head = file.readline(len(MAGIC)), file.readline(_DIGEST + 1)
             if head[0] != MAGIC or len(head[1]) != _DIGEST + 1:
-                raise DamagedCheckpoint(f"{path.name} is not a checkpoint or was cut short")
+                raise DamagedCheckpoint(f"{path.name} is not a checkpoint or was truncated")
             CHECKPOINT.check(path, file_size(file))
             payload = file.read()
     except FileRefused as error:
@@ -124,10 +124,10 @@ def _names_segment(entry: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What was read of a checkpoint, or why it is passed over."""
+    """The content of a checkpoint, or why it is skipped."""
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    #: What the ranks kept for themselves.
+    #: The data of single ranks.
     own: Sequence[Any] = ()
     problem: str | None = None
 
@@ -145,7 +145,7 @@ class Checkpoints:
         self.number = 0
 
     def save(self, content: Mapping[str, Any]) -> None:
-        """Write what changed, then the manifest that makes it valid, then delete what is no longer needed.
+        """Write the changes, then the manifest that makes them valid, then delete files that are no longer needed.
 
         ``content`` is that of rank 0, except for its entry ``own``, which differs between ranks.
         """
@@ -220,7 +220,7 @@ class Checkpoints:
         )
 
     def _attempt(self, path: Path, find_flaw: Callable[[Mapping[str, Any]], str | None]) -> _Attempt:
-        """Read a checkpoint, and make sure that all of it is whole before any of it is used."""
+        """Read a checkpoint, and verify all of it before any of it is used."""
         try:
             manifest = self._read_manifest(path)
             if (flaw := find_flaw(manifest["content"])) is not None:
@@ -232,7 +232,7 @@ class Checkpoints:
             return _Attempt(problem=f"{error}; falling back to the checkpoint before it")
 
     def _restore(self, manifest: Mapping[str, Any]) -> None:
-        """Put the warm starts back."""
+        """Restore the warm starts."""
         for segment in self._own_segments(manifest):
             with refusing_misfits(segment.name):
                 for kind, held in read_checked(segment).items():
@@ -245,7 +245,7 @@ class Checkpoints:
         write_checked(self.folder / name, content, within=self.folder.parent)
 
     def _name(self, kind: str, number: int, part: str = "") -> str:
-        """Of a file that this rank writes."""
+        """The name of a file that this rank writes."""
         writer = f"-{self.ranks.rank}of{self.ranks.size}" if self.ranks.size > 1 else ""
         return f"{kind}-{number:08d}{part}{writer}.ckpt"
 
@@ -319,7 +319,7 @@ class Checkpoints:
         self._remove_orphans()
 
     def _remove_orphans(self) -> None:
-        """Delete the files that no checkpoint names, such as those of one whose writing was cut off."""
+        """Delete the files that no checkpoint names, such as those of an incomplete one."""
         needed: set[str] = set()
         for path in self._manifests():
             try:

@@ -1,4 +1,4 @@
-"""What explains a run later: versions, machine, command and images."""
+"""The environment of a run: versions, machine, command and images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bltoolbox.training.experiment import Experiment
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
-    """What explains a run later."""
+    """The versions, machine, command and images of a run."""
     device = experiment.train.device
     return {
         "recipe": experiment.recipe.name,

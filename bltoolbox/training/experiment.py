@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
 from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
 from bltoolbox.bilevel.roles import Sampler, UpperOptimizer
 from bltoolbox.bilevel.tensors import detached
@@ -49,15 +50,15 @@ _RECOVERY = {
     "skip-batch": "skipping this batch",
 }
 
-#: The part of `budget.seconds` that is reserved for tuning the baseline.
+#: The fraction of `budget.seconds` that is reserved for tuning the baseline.
 _BASELINE = 0.2
 
 _UNUSABLE = "the step leads to a θ that cannot be used"
 #: Consecutive steps with a hypergradient of exactly zero after which a run fails.
 _ZEROS = 10
 _ZERO = (
-    "the hypergradient is exactly zero although the loss is not, so θ does not move: the adjoint system was not"
-    " iterated because its tolerance is above the size of its right-hand side, or θ does not affect the images; lower"
+    "the hypergradient is exactly zero although the loss is not, so {effect}: the adjoint system was not iterated"
+    " because its tolerance is above the size of its right-hand side, or θ does not affect the images; lower"
     " upper_optimizer.adjoint_tol, or set upper_optimizer.tol to auto"
 )
 
@@ -76,13 +77,13 @@ class Experiment:
     sampler_state: dict[str, Any]
     optimizer: UpperOptimizer
     theta: dict[str, Tensor]
-    #: By which the best θ is chosen.
+    #: The metric by which the best θ is chosen.
     metric: Metric
     validation: Samples | None = None
     evaluation: Samples | None = None
     baseline: tuple[Variational, dict[str, Tensor]] | None = None
     loggers: Sequence[Listener] = ()
-    #: Where the run is written, if anywhere.
+    #: The run directory, or None if nothing is written.
     run_dir: Path | None = None
 
     @property
@@ -94,7 +95,7 @@ class Experiment:
         return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
 
     def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
-        """Refuse a θ that is not finite or makes something infinite."""
+        """Refuse a θ that is not finite or leads to infinite values."""
         if (flaw := self.find_flaw(theta, constants)) is not None:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
@@ -132,9 +133,9 @@ class _Run:
         self.sampler_state = experiment.sampler_state
         self.steps = 0
         self.resumed = False
-        #: What interrupted calls have cost, on all ranks.
+        #: The cost of interrupted calls, on all ranks.
         self.interrupted = Cost()
-        #: When it began, and the time of the checks, which does not count for any method.
+        #: The start of the run, and the time of the checks, which is not counted.
         self.ranks = experiment.oracle.ranks
         self.began = self.ranks.now()
         self.checking = 0.0
@@ -148,9 +149,9 @@ class _Run:
         self.before = dict(experiment.theta)
         self.failures = 0
         self.recoveries = 0
-        #: Whether a log could not be written: no checkpoint may then claim those lines.
+        #: Whether a log could not be written: then no checkpoint may count its lines.
         self.unwritten = False
-        #: Consecutive steps whose hypergradient was zero without cause.
+        #: Number of consecutive steps whose hypergradient was zero without cause.
         self.zeros = 0
 
     def run(self) -> RunResult:
@@ -195,7 +196,7 @@ class _Run:
             )
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything in a checkpoint but the warm starts: plain data and tensors."""
+        """Everything in a checkpoint except the warm starts: plain data and tensors."""
         return {
             "theta": self.theta,
             "optimizer": self.state,
@@ -250,7 +251,7 @@ class _Run:
             self.checks = int(self._fraction() * self.experiment.recipe.validation.checks)
 
     def _train(self) -> None:
-        """Steps until the budget is spent or there is another reason to end."""
+        """Take steps until the budget is spent or there is another reason to end."""
         if self.checked_at < 0:
             self._check(None)
         while self.ended is None:
@@ -258,6 +259,7 @@ class _Run:
                 self.ended = BUDGET_SPENT
                 break
             batch, sampler_state = self.experiment.sampler.next(self.sampler_state)
+            self.experiment.oracle.latest = None
             try:
                 step = self.experiment.optimizer.step(
                     self.theta, self.experiment.oracle.on(batch), self.state
@@ -280,31 +282,33 @@ class _Run:
 
     def _recover(self, error: NumericalError, sampler_state: dict[str, Any]) -> None:
         """Recover from a failed step as the recipe says, or stop."""
-        said = f"step {self.steps + 1}: {error}"
+        message = f"step {self.steps + 1}: {error}"
         policy = self.experiment.recipe.on_divergence
         self.failures += 1
         if policy == "stop":
-            raise NumericalError(said) from error
+            raise NumericalError(message) from error
         if self.failures > _FAILURES:
-            raise NumericalError(f"{said} (after {_FAILURES} attempts to recover)") from error
+            raise NumericalError(f"{message} (after {_FAILURES} attempts to recover)") from error
         self.recoveries += 1
         self.experiment.oracle.journal.clear()
         self.sampler_state = sampler_state
         if policy == "shrink-step":
             self.theta = dict(self.before)
             self.state = self.experiment.optimizer.shorten(self.state, 0.5)
-        self._notify("phase", f"{said}; {_RECOVERY[policy]}")
+        self._notify("phase", f"{message}; {_RECOVERY[policy]}")
 
     def _take(self, step: Step, batch: Batch, sampler_state: dict[str, Any]) -> None:
         """Move to the new θ, log the step, check the held-out images when it is time."""
         self.before, self.failures = self.theta, 0
-        self.theta, self.state, self.sampler_state = step.theta, step.state, sampler_state
+        self.theta, self.state = step.theta, step.state
+        self.sampler_state = self._observe(batch, sampler_state)
         self.steps += 1
         self.experiment.oracle.journal.clear()
         record: dict[str, Any] = {
             "step": self.steps,
             "batch": len(batch.ids),
             "loss": step.loss if len(batch.ids) else None,
+            **({} if step.penalty is None else {"penalty": step.penalty}),
             **step.metrics,
             **self.experiment.oracle.certificate,
             **self.experiment.oracle.cost.as_dict(),
@@ -313,7 +317,7 @@ class _Run:
             record["recoveries"] = self.recoveries
         fraction, checks = self._fraction(), self.experiment.recipe.validation.checks
         if fraction >= (self.checks + 1) / checks:
-            # At least one more: fraction * checks may round down to the check that is just being made.
+            # At least one more, since fraction * checks may round down to the current check.
             self.checks = max(self.checks + 1, int(fraction * checks))
             if self._check(record):
                 self.ended = "stopped early: no improvement on the validation images"
@@ -321,19 +325,37 @@ class _Run:
         self._notify("stepped", record, self._seconds(), min(fraction, 1.0))
         self._watch_for_zeros(batch)
 
+    def _observe(self, batch: Batch, sampler_state: dict[str, Any]) -> dict[str, Any]:
+        """The state of the sampler once it has seen what the last hypergradient of the step reports."""
+        latest = self.experiment.oracle.latest
+        if latest is None or not latest.seen:
+            return sampler_state
+        return self.experiment.sampler.observe(sampler_state, batch, latest.seen)
+
     def _watch_for_zeros(self, batch: Batch) -> None:
         """Warn when the hypergradient of a step was exactly zero without cause, and stop if that persists."""
         result = self.experiment.oracle.latest
-        if result is None or not any(batch.weights) or result.value.value == 0:
+        if result is None or not any(batch.weights) or result.value.value == (result.value.penalty or 0):
             return  # for an empty batch or a loss of zero this is right
-        if any(bool(part.any()) for part in result.gradient.values()):
+        alone = self._penalty_gradient()
+        if any(not torch.equal(part, alone[name]) for name, part in result.gradient.items()):
             self.zeros = 0
             return
         self.zeros += 1
+        only = result.value.penalty is not None
+        sentence = _ZERO.format(effect="only the penalty moves θ" if only else "θ does not move")
         if self.zeros == 1 and self.ranks.first:
-            log.warning("step %d: %s", self.steps, _ZERO)
+            log.warning("step %d: %s", self.steps, sentence)
         if self.zeros >= _ZEROS:
-            raise NumericalError(f"steps {self.steps - _ZEROS + 1} to {self.steps}: {_ZERO}")
+            raise NumericalError(f"steps {self.steps - _ZEROS + 1} to {self.steps}: {sentence}")
+
+    def _penalty_gradient(self) -> dict[str, Tensor]:
+        """What the last hypergradient would have been if θ did not affect the images."""
+        problem, theta = self.experiment.problem, self.before
+        _, gradient = penalty_gradient(problem, theta)
+        if not gradient:
+            return {name: torch.zeros_like(value) for name, value in theta.items()}
+        return {name: part.to(theta[name]) for name, part in problem.project_gradient(gradient).items()}
 
     def _check(self, record: dict[str, Any] | None) -> bool:
         """Restore the held-out images with the current θ; returns whether patience is exhausted."""
@@ -348,7 +370,8 @@ class _Run:
             if better:
                 self.best = value, self.steps, dict(self.theta)
             self.since_best = 0 if better else self.since_best + 1
-        check = Check(self.steps, experiment.oracle.cost.computations, metric, value, test, better)
+        penalty = penalty_at(experiment.problem, self.theta)
+        check = Check(self.steps, experiment.oracle.cost.computations, metric, value, test, better, penalty)
         if record is not None:
             record |= {name: value for name, value in check.figures().items() if value is not None}
         self._notify("checked", check, self.theta)
@@ -447,7 +470,7 @@ class _Run:
         }
 
     def _fraction(self) -> float:
-        """The part of the budget of training that is used: the largest over its limits."""
+        """The fraction of the training budget that is used: the largest over its limits."""
         budget, cost = self.experiment.recipe.budget, self.experiment.oracle.cost
         tuned = self.experiment.baseline is not None and self.experiment.evaluation is not None
         seconds = budget.seconds and budget.seconds * (1 - _BASELINE * tuned)
@@ -485,4 +508,4 @@ class _Run:
 
 def _on(device: torch.device, content: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors of a checkpoint, back on their device."""
-    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in content.items()}
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in content.items()}

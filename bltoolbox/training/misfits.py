@@ -23,7 +23,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: Mapping[str, Any]) -> None:
-    """Raise ValueError if a checkpoint lacks what a run continues from; ``optimizer`` is the state of a fresh one."""
+    """Raise ValueError if a checkpoint lacks data that a run needs; ``optimizer`` is the state of a new optimizer."""
     for key, expected in (("optimizer", optimizer), ("sampler", experiment.sampler_state)):
         if lacking := sorted(set(expected) - set(content[key])):
             raise ValueError(f"the state of the {key} has no {', '.join(lacking)}")
@@ -32,10 +32,10 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
                 kind = type(content[key][name]).__name__
                 raise ValueError(f"{name} in the state of the {key} is of the wrong type ({kind})")
     for cost in (content["cost"], content.get("interrupted", {})):
-        if unknown := sorted(set(cost) - {one.name for one in fields(Cost)}):
+        if unknown := sorted(set(cost) - {field.name for field in fields(Cost)}):
             raise ValueError(f"the cost has an unknown entry {unknown[0]}")
         if not all(isinstance(value, int) for value in cost.values()):
-            raise ValueError("the cost has an entry that is not a whole number")
+            raise ValueError("the cost has an entry that is not an integer")
     for key in ("theta", "before"):
         check_theta(content[key], experiment.theta)
         for name, value in content[key].items():
@@ -65,7 +65,7 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
 
 
 def _alike(value: Any, expected: Any) -> bool:
-    """Whether a value may stand where a fresh state has another; None may become anything, and be kept."""
+    """Whether a value may replace that of a new state; None may be replaced by anything, or stay."""
     if value is None or expected is None:
         return True
     if isinstance(expected, Tensor):

@@ -3,8 +3,8 @@
 ``weights_only=True`` keeps a payload from executing anything, but not from growing: records may be deflated, and a
 tensor with a stride of zero may show terabytes of one number. That every storage has the bytes of its record is
 checked here, too, whether or not the installed torch does so. The index (``data.pkl``) is therefore unpickled once
-with stand-ins that do nothing but count. The stand-ins cannot be changed by the payload, and no name in it is looked
-up anywhere but here.
+with stand-ins that only count. The payload cannot change the stand-ins, and its names are
+looked up only here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PayloadError(ValueError):
 
 
 class _Inert:
-    """Stands for an object of plain data: accepts anything and keeps nothing."""
+    """A stand-in for an object of plain data: accepts anything and keeps nothing."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class _Inert:
 
 
 class _Numbers(_Inert):
-    """Stands for a class of storages, a storage or a dtype: something with a number of bytes per element."""
+    """A stand-in for a class of storages, a storage or a dtype, with a number of bytes per element."""
 
     __slots__ = ("size",)
 
@@ -68,7 +68,7 @@ class _Numbers(_Inert):
 
 
 class _Rebuild(_Inert):
-    """Stands for the function that makes a tensor of a storage."""
+    """A stand-in for the function that makes a tensor from a storage."""
 
     __slots__ = ("inspector",)
 
@@ -115,7 +115,7 @@ class _Inspector(pickle.Unpickler):
             case (_Numbers() as storage, int(), tuple() as shape, tuple(), *rest):
                 if not all(isinstance(side, int) and side >= 0 for side in shape):
                     raise PayloadError("a tensor has an invalid shape")
-                dtype = next((one for one in rest if isinstance(one, _Numbers)), storage)
+                dtype = next((argument for argument in rest if isinstance(argument, _Numbers)), storage)
                 self.shown += math.prod(shape) * dtype.size
                 return _Inert()
         raise PayloadError("a tensor is declared in an unknown way")
@@ -157,7 +157,7 @@ def _directory(payload: bytes) -> tuple[bytes, dict[str, int]]:
             records[name] = entry.file_size
         if (
             sum(records.values()) > len(payload)
-            or len({one.filename.partition("/")[0] for one in entries}) != 1
+            or len({entry.filename.partition("/")[0] for entry in entries}) != 1
         ):
             raise PayloadError("its records overlap or belong to several archives")
         if records.get("data.pkl", 0) > CHECKPOINT_INDEX.most:

@@ -1,4 +1,4 @@
-"""Writes what happens in a run to its directory: steps, checks, θ, status."""
+"""Writes the events of a run to its directory: steps, checks, θ, status."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _refuse_other(path: Path) -> None:
 
 
 def _refuse_newer(path: Path) -> None:
-    """A newer version may give the same words another meaning."""
+    """Refuse a newer version, which may interpret the same recipe differently."""
     written = str(read_environment(path).get("bltoolbox", "0"))
     if _version(written) > _version(bltoolbox.__version__):
         raise BltError(
@@ -109,10 +109,12 @@ def _version(text: str) -> Version:
 def _only_budgets_grow(before: Recipe, after: Recipe) -> None:
     if replace(after, budget=before.budget) != before:
         raise UsageError("a resumed run may only change its budget; start a new run for anything else")
-    for one in fields(Budget):
-        old, new = getattr(before.budget, one.name), getattr(after.budget, one.name)
+    for field in fields(Budget):
+        old, new = getattr(before.budget, field.name), getattr(after.budget, field.name)
         if old != new and new is not None and (old is None or new < old):
-            raise UsageError(f"budget.{one.name} may only grow in a resumed run: it is {old or 'unlimited'}")
+            raise UsageError(
+                f"budget.{field.name} may only grow in a resumed run: it is {old or 'unlimited'}"
+            )
 
 
 def _summary(path: Path) -> dict[str, Any] | None:

@@ -59,7 +59,7 @@ def fresh_directory(root: Path, name: str) -> Path:
         if not path.exists():
             return path
         path = root / name / f"{stamp}_{count}"
-    raise UsageError(f"{root / name} contains too many runs of this second")
+    raise UsageError(f"{root / name} already contains too many runs with this time; try again")
 
 
 class RunDirectory:
@@ -155,7 +155,7 @@ class RunDirectory:
         if not self.ranks.first:
             return
         with self.writing():
-            self._refuse_foreign()  # before a lock is left in someone's folder
+            self._refuse_foreign()  # before a lock file is created in a folder of someone else
             make_root(self.path)
         self._lock(stack)
         with self.writing():

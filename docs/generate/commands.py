@@ -54,7 +54,7 @@ def exit_codes() -> dict[str, str]:
     known = [
         one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.BltError)
     ]
-    codes = {"0": "Fine."}
+    codes = {"0": "Success."}
     for one in sorted((one for one in known if "exit_code" in vars(one)), key=lambda one: one.exit_code):
         text = re.sub(r"\s*\(exit code \d\)", "", inspect.cleandoc(one.__doc__ or "").partition("\n")[0])
         codes[str(one.exit_code)] = sentence(text.partition(";")[0].rstrip("."))
@@ -62,7 +62,7 @@ def exit_codes() -> dict[str, str]:
     codes[", ".join(stopped)] = (
         "Interrupted (Ctrl-C, SIGTERM); a run that had started has written a checkpoint: `blt resume`."
     )
-    codes[str(CLOSED)] = "The reader of the output is gone, as when `blt list` is piped to `head -1`."
+    codes[str(CLOSED)] = "The reader of the output has closed it, as when `blt list` is piped to `head -1`."
     return codes
 
 

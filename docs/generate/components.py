@@ -15,13 +15,13 @@ from bltoolbox.config.yaml_text import dump, dump_inline
 from bltoolbox.errors import MissingError
 from docs.generate.markdown import code, fence, first_paragraph, prose, sentence, table
 from docs.generate.plugin_api import optional, role
-from docs.generate.recipes import default, kind
+from docs.generate.recipes import default, kind, written
 
 INTRODUCTION = """
 # Components
 
-Everything that comes with the toolbox, by kind: the sections of a [recipe](recipe-reference.md). `blt list` shows what
-is installed, plugins of others included, and `blt show NAME` says the same as this page.
+The components that come with the toolbox, by kind; the kinds are the sections of a [recipe](recipe-reference.md).
+`blt list` shows everything installed, including third-party plugins; `blt show NAME` has the same text as this page.
 """
 
 #: Longest line of a snippet before it is written as a block.
@@ -49,6 +49,7 @@ GIVES = {
 OFFERS = {
     "analyse": "an analysis operator",
     "analysis_norm": "a bound of its analysis operator",
+    "centre": "a centre of its own for a cold solve",
     "check": "a check of the image size",
     "check_measurements": "a check of the measurements",
     "clean": "true images",
@@ -67,6 +68,7 @@ OFFERS = {
     "linearize": "analytic Hessian products",
     "lipschitz": "a certified Lipschitz constant",
     "majorant": "majorant weights",
+    "mean": "a mean in closed form",
     "measured": "a mask of what is measured",
     "observe": "an eye on what a step saw",
     "pairing": "an analytic mixed derivative",
@@ -89,6 +91,7 @@ OFFERS = {
     "synthesise": "its adjoint, the synthesis operator",
     "third": "a bound of its third derivative",
     "upgrade": "θ files of earlier versions",
+    "variance": "a variance in closed form",
 }
 
 
@@ -155,7 +158,7 @@ def _rows(parameters: Sequence[Parameter], prefix: str = "") -> Iterator[tuple[s
 def snippet(one: Registered) -> str:
     """The component with its defaults, to paste into a recipe; ``…`` is to be filled in."""
     parameters = one.signature().parameters
-    options = {known.name: "…" if known.required else known.default for known in parameters}
+    options = {known.name: "…" if known.required else written(known.default) for known in parameters}
     value = {"name": one.name} | {key: item for key, item in options.items() if item is not None}
     line = dump({LISTS[one.kind]: [value]} if one.kind in LISTS else {one.kind: value})
     if one.kind in LISTS or (len(line) <= WIDTH and line.count("\n") == 1):
@@ -179,7 +182,7 @@ def _partners(one: Registered, registry: Registry) -> Iterator[str]:
     if gives:
         yield f"Offers {listed(gives, 'and')}."
     if misfits := _misfits(one, registry):
-        yield f"Does not go with {listed(misfits, 'or')}."
+        yield f"Cannot be combined with {listed(misfits, 'or')}."
 
 
 def words(kind: str, method: str) -> str:

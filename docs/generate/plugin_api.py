@@ -54,22 +54,22 @@ def page() -> str:
     hooks = _source(HOOKS)
     parts = [
         "# Plugin API",
-        f"Version {API_VERSION}. [Write a plugin](write-a-plugin.md) is the guide to it; `blt check` tries whether a "
-        "component keeps to it. Every name on this page is imported from `bltoolbox.plugin`.",
+        f"Version {API_VERSION}. [Write a plugin](write-a-plugin.md) is the guide; `blt check` tests whether a "
+        "component conforms. Import every name on this page from `bltoolbox.plugin`.",
         "## The hook",
         f"An entry point of the group `{GROUP}` names a module that defines this function, marked with `@hookimpl`:",
         *_function(hooks, "blt_components"),
-        "The module imports `Component` and `hookimpl`, which are light, and no component. It may set "
-        f"`BLT_API = {API_VERSION}`, the version it is written for; another number is refused with a sentence.",
+        "The module imports only `Component` and `hookimpl`, which are light, and no component. It may set "
+        f"`BLT_API = {API_VERSION}`, the version it is written for; other versions are refused with a message.",
         *_class(classes(HOOKS)["Component"]),
-        f"The kinds are {', '.join(map(code, KINDS))}: the sections of a recipe, which has a list of `loggers`.",
+        f"The kinds are {', '.join(map(code, KINDS))}: the sections of a recipe, where loggers are a list, `loggers`.",
         "## Roles",
         prose(_doc(_source("bltoolbox.bilevel.roles")).partition("\n\n")[2]),
         table(("kind", "implement", "needed", "optional"), [_overview(role(kind)) for kind in KINDS]),
     ]
     for name in ("Role", "Parametric", *(ROLES[kind] for kind in KINDS)):
         parts += _class(_named(name))
-    parts.append("## What a component is given, and what it returns")
+    parts.append("## Arguments and results of components")
     for name in _others():
         parts += _class(_named(name))
     parts += ["## Types and functions", *_definitions()]

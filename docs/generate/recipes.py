@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bltoolbox.config import compatibility as partners
 from bltoolbox.config import recipe, validation, yaml_text
 from bltoolbox.config.describe import describe, settings_classes
+from bltoolbox.config.hooks import SHORT
 from bltoolbox.config.reading import RECIPE
 from bltoolbox.config.signatures import Parameter, Type, plain_scalar
 from docs.generate.markdown import code, fence, prose, sentence, table
@@ -22,19 +24,19 @@ budget: {steps: 100}
 INTRODUCTION = f"""
 # Recipes
 
-A recipe is a YAML file of the keys below. It needs `data`, `regularizer` and `budget`; everything else has a default:
+A recipe is a YAML file with the keys below. It needs `data`, `regularizer` and `budget`; everything else has a default:
 
 {fence(MINIMAL, "yaml")}
 
-`blt validate FILE` reports every problem of a file at once, `blt run FILE --dry-run` prints it with every default
-written out, `blt recipes` lists those that come with the toolbox, and `blt schema` writes a JSON Schema for editors.
+`blt validate FILE` reports every problem in a file at once, `blt run FILE --dry-run` prints it with every default
+written out, `blt recipes` lists the shipped recipes, and `blt schema` writes a JSON Schema for editors.
 """
 
 UNITS = """
 ## Units
 
 * Images have values in [0, 1]; `noise` and the tolerances are in that unit. 25 of 255 gray levels are `noise: 25/255`.
-* A tolerance of a lower-level problem is a distance ‖x̃ − x̂‖ in the Euclidean norm of the whole image.
+* A tolerance of a lower-level problem is a distance ‖x̃ − x̂‖ in the Euclidean norm, summed over the image.
 * A computation is one iteration of the lower-level solver or of the linear solver, for one sample.
 * Times are seconds of wall clock, sizes are pixels.
 """
@@ -53,15 +55,15 @@ blt run denoise constraint=box lower_solver.name=gd device=cpu
 PARTNERS = """
 ## What fits together
 
-Some components need something of their partners: `mm` a regularizer with majorant weights, `maid` all data at each
-step. A combination that cannot work is refused in one sentence that names both sides and an alternative; the page of
-[components](components.md) says what each of them needs and offers.
+Some components have requirements: `mm` needs a regularizer with majorant weights, `maid` needs all data at each step. A
+combination that cannot work is refused with a message that names both components and an alternative;
+[components](components.md) lists what each component needs and offers.
 """
 
 YAML = f"""
 ## YAML and numbers
 
-One document of mappings, lists and scalars, of at most {RECIPE.most // 1000} kB and
+A recipe is one document of mappings, lists and scalars, of at most {RECIPE.most // 1000} kB and
 {yaml_text.MAX_DEPTH} levels. Scalars are those of YAML 1.2. Tags, anchors, aliases, unknown keys and keys given
 twice are refused.
 """
@@ -120,7 +122,8 @@ def kind(type: Type) -> str:
     if type.name == "union":
         return " or ".join(kind(item) for item in type.items)
     if type.name == "component":
-        return f"[{type.role}](components.md#{type.role})"
+        short = "a number or " if type.role in SHORT else ""
+        return f"{short}[{type.role}](components.md#{type.role})"
     if type.name == "settings":
         return "mapping, see below"
     if type.name == "choice":
@@ -134,9 +137,14 @@ def default(parameter: Parameter) -> str:
     value = parameter.default
     if isinstance(value, dict):
         return code(value["name"]) if set(value) == {"name"} else "see below"
+    return code(yaml_text.dump_inline(written(value)))
+
+
+def written(value: Any) -> Any:
+    """A value as a person writes it in a recipe: 25/255 instead of its digits."""
     if isinstance(value, float) and len(repr(value)) > 8 and round(value * 255) / 255 == value:
-        return code(f"{round(value * 255)}/255")
-    return code(yaml_text.dump_inline(value))
+        return f"{round(value * 255)}/255"
+    return value
 
 
 def _values() -> str:

@@ -173,7 +173,7 @@ CLAIMS = {
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_check_catches_false_claims_of_regularizers_that_are_not_convex(tmp_path: Path, claim: str) -> None:
     body, what = CLAIMS[claim]
-    status, message = outcomes_of(tmp_path, "regularizer", WAVES + "    " + body)[f"{what} is a true bound"]
+    status, message = outcomes_of(tmp_path, "regularizer", WAVES + "    " + body)[f"{what} is a valid bound"]
     assert status == "failed" and f"{what}" in message and "eigenvalue -" in message
 
 
@@ -184,9 +184,9 @@ def test_check_passes_true_claims_and_skips_unknown_ones(tmp_path: Path) -> None
     )
     found = outcomes_of(tmp_path, "regularizer", known)
     for what in ("strong_convexity", "lipschitz"):
-        assert found[f"{what} is a true bound"][0] == "passed", found
+        assert found[f"{what} is a valid bound"][0] == "passed", found
     unknown = outcomes_of(tmp_path, "regularizer", WAVES)
-    assert unknown["strong_convexity is a true bound"] == ("skipped", "no bound is known")
+    assert unknown["strong_convexity is a valid bound"] == ("skipped", "no bound is known")
 
 
 def test_a_run_with_a_regularizer_that_says_nothing_warns_and_certifies_nothing(

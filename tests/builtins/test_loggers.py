@@ -260,8 +260,8 @@ def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "property", "message"),
     [
-        ("def checked(self, check, theta): 1 / 0", "a run can be told", "checked raised ZeroDivisionError"),
-        ("def resumed(self, step): self.gone", "a run that stopped", "resumed raised AttributeError"),
+        ("def checked(self, check, theta): 1 / 0", "a complete run", "checked raised ZeroDivisionError"),
+        ("def resumed(self, step): self.gone", "a resumed run", "resumed raised AttributeError"),
         ("def stepped(self, record, *_): record.clear()", "left unchanged", "stepped changed its argument"),
         ("def started(self, e): next(iter(e.theta.values())).zero_()", "left unchanged", "started changed"),
     ],

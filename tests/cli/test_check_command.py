@@ -75,7 +75,7 @@ def test_several_targets_each_once(check: Callable[..., Told]) -> None:
     code, out, _ = check("full", "samplers", "sampler/nice")
     assert code == 0
     assert [line.split()[1] for line in out.splitlines()] == [
-        f"sampler/{name}" for name in ("full", "epoch", "independent", "nice")
+        f"sampler/{name}" for name in ("full", "epoch", "importance", "independent", "nice")
     ]
 
 
@@ -83,7 +83,7 @@ def test_json(check: Callable[..., Told]) -> None:
     code, out, err = check("full", "--json")
     found = json.loads(out)
     assert (code, err, found["passed"], found["broken"], found["recipes"]) == (0, "", True, [], [])
-    assert {one["status"] for one in found["components"]} == {"passed"}
+    assert {one["status"] for one in found["components"]} == {"passed", "skipped"}
     assert set(found["components"][0]) == {"kind", "name", "property", "status", "message", "seconds"}
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_file_fails_with_a_sentence(check: Callable[..., Told], tmp_path
         (["smapler"], 2, "did you mean 'sampler'"),
         (["sampler/fulll"], 2, "did you mean 'sampler/full'"),
         (["missing.yaml"], 2, "missing.yaml does not exist"),
-        (["full", "sampler.size=2"], 2, "is for a recipe"),
+        (["full", "sampler.size=2"], 2, "is an override for a recipe"),
         (["smoke", "sampler.size=many"], 3, "expected"),
     ],
 )
@@ -157,10 +157,10 @@ def examined(file: Path | None, text: str, *overrides: str) -> RecipeCheck:
     ("factors", "source", "sentence"),
     [
         ({}, None, "agrees with central differences"),
-        ({"gradient": 1.1}, "lower level", "look at gradient() of Mine"),
-        ({"hessian": 1.1}, "linear system", "look at linearize() of Mine"),
-        ({"hessian": -3.0}, "linear system", "look at linearize() of Mine"),
-        ({"mixed": 1.1}, "mixed derivative", "look at pairing() of Mine"),
+        ({"gradient": 1.1}, "lower level", "check gradient() of Mine"),
+        ({"hessian": 1.1}, "linear system", "check linearize() of Mine"),
+        ({"hessian": -3.0}, "linear system", "check linearize() of Mine"),
+        ({"mixed": 1.1}, "mixed derivative", "check pairing() of Mine"),
     ],
 )
 def test_errors_are_attributed_to_their_place(
@@ -181,7 +181,7 @@ def test_an_estimator_that_puts_right_things_together_wrongly(tmp_path: Path) ->
     overrides = ("hypergradient=mine", "regularizer=tikhonov")
     found = examined(written(tmp_path, "hypergradient", body), SMALL, *overrides)
     assert (found.source, found.passed) == ("estimator", False)
-    assert "'mine' puts them together wrongly" in found.verdict
+    assert "'mine' combines them wrongly" in found.verdict
 
 
 def test_bias_by_design_is_said_and_is_no_failure() -> None:

@@ -70,7 +70,7 @@ def test_other_images_another_operator_and_no_training_images(
     ("arguments", "code", "sentence"),
     [
         (["evaluation=null"], 2, "no evaluation images"),
-        (["regularizer=tv"], 2, "the regularizer cannot be overridden"),
+        (["regularizer=tv"], 2, "cannot be overridden: θ was trained for 'foe'"),
         (["evaluation={name: array, path: gone.npy}"], 3, "there is no file gone.npy"),
     ],
 )

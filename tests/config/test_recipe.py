@@ -240,7 +240,15 @@ def test_every_shipped_recipe_is_valid(registry: Registry) -> None:
     [
         (["seed=3"], {"seed": 3}),
         (["seed=3", "seed=4"], {"seed": 4}),
-        (["noise=10/255"], {"noise": 10 / 255}),
+        (["noise=10/255"], {"noise": Block("noise", "gaussian", {"level": 10 / 255})}),
+        (["noise.level=10/255"], {"noise": Block("noise", "gaussian", {"level": 10 / 255})}),
+        (["noise=0.2", "noise.level=0.1"], {"noise": Block("noise", "gaussian", {"level": 0.1})}),
+        (["noise=uniform", "noise=0.1"], {"noise": Block("noise", "gaussian", {"level": 0.1})}),
+        (["noise=0.1", "noise=uniform"], {"noise": Block("noise", "uniform", {"width": 0.1})}),
+        (
+            ["noise=0.1", "noise={name: uniform, width: 1/2}"],
+            {"noise": Block("noise", "uniform", {"width": 0.5})},
+        ),
         (["budget={computations: 1e3}"], {"budget": Budget(computations=1000.0)}),
         (["budget.seconds=5"], {"budget": Budget(steps=2, seconds=5.0)}),
         (["budget.seconds=5", "budget={steps: 9}"], {"budget": Budget(steps=9, seconds=5.0)}),
@@ -290,7 +298,9 @@ def test_options_are_set_on_the_component_meant_in_any_order(registry: Registry)
         ("data..count=3", "<override>:1:1: 'data..count=3' is not an override; write key=value"),
         ("budget={steps: 2", "<override>:1:17: not valid YAML"),
         ("lower_solver=adg", "<override>:1:14: lower_solver: 'adg' is not a registered lower_solver; did you mean"),
-        ("noise.x=1", "noise: expected a number of at least 0 and of at most 1, got a mapping"),
+        ("noise.x=1", "<override>:1:9: noise.x: noise 'gaussian' has no parameter 'x' (it has level)"),
+        ("noise=[1]", "<override>:1:7: noise: expected a number or a noise, e.g. {name: …} (blt list noise) or null"),
+        ("noise=2", "noise: expected a number of at least 0 and of at most 1, got 2; images are in [0, 1], did you"),
     ],
 )  # fmt: skip
 def test_bad_overrides(override: str, message: str) -> None:
@@ -315,7 +325,7 @@ def test_python_use(registry: Registry) -> None:
     assert isinstance(recipe, Recipe)
     assert recipe.data.options["count"] == 3
     assert recipe == parse_recipe(recipe.to_yaml(), registry=registry)
-    with pytest.raises(RecipeError, match="noise: expected a number"):
+    with pytest.raises(RecipeError, match="noise: 'loud' is not a registered noise"):
         recipe_from_dict(settings | {"noise": "loud"}, registry=registry)
     with pytest.raises(ValueError, match="at least one"):
         Budget()

@@ -72,6 +72,8 @@ def test_every_recipe_is_accepted_as_written_and_as_resolved(name: str) -> None:
 GOOD = [
     SMALL,
     SMALL + "noise: 1/10\nsampler: {size: 8}\noperator: identity\nbaseline: tv\nevaluation: null\n",
+    SMALL + "noise: {level: 25/255}\n",
+    SMALL + "noise: {name: poisson, peak: 1e4}\ndata_term: poisson\nconstraint: nonnegative\n",
     SMALL + "noise: 0\nchunk: 1e2\nstrong_convexity: 1/3\n",
     SMALL + "sampler: {}\nvalidation: {patience: 3}\n",
     SMALL.replace("steps: 2", "steps: null, computations: 1e5"),
@@ -90,6 +92,12 @@ MISTAKES = [
     SMALL + "noise: 1/0.0e5\n",
     SMALL + "noise: 1.2.3/4\n",
     SMALL + "noise: -1\n",
+    SMALL + "noise: 25\n",
+    SMALL + "noise: true\n",
+    SMALL + "noise: [0.1]\n",
+    SMALL + "noise: {name: 0.1}\n",
+    SMALL + "noise: {name: gaussian, level: -1}\n",
+    SMALL + "operator: 0.1\n",
     SMALL + "color: grey\n",
     SMALL + "sampler: epcoh\n",
     SMALL + "sampler: agd\n",
@@ -197,7 +205,7 @@ def test_schema_and_validator_agree_on_variations_of_a_recipe(names: list[str], 
         try:
             recipe_from_dict(recipe, registry=REGISTRY)
         except RecipeError as error:
-            assert any(f"; {word} " in str(error) for word in ("use", "choose", "add"))
+            assert any(f"; {word} " in str(error) for word in ("use", "choose", "add", "give", "remove"))
 
 
 @pytest.mark.parametrize("parameter", SIGNATURE.parameters, ids=lambda parameter: parameter.name)

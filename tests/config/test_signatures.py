@@ -25,6 +25,7 @@ from bltoolbox.config.describe import Undescribable, construct, describe
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.signatures import Signature
 from bltoolbox.config.validation import Checker
+from bltoolbox.restoration.roles import Noise
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Everything:
         top: IsNotNan[float] = math.inf,
         even: Annotated[int, MultipleOf(2), Interval(ge=0, le=8)] = 4,
         inner: LowerSolver | None = None,
+        noise: Noise | None = None,
     ) -> None:
         self.values = dict(locals())
 
@@ -124,6 +126,9 @@ def test_documentation_is_read_from_the_docstrings() -> None:
         ("maybe", {"power": 2}, {"power": 2.0, "every": 1}),
         ("inner", "agd", Block("lower_solver", "agd", {})),
         ("inner", {"name": "agd"}, Block("lower_solver", "agd", {})),
+        ("noise", "25/255", Block("noise", "gaussian", {"level": 25 / 255})),
+        ("noise", 0, Block("noise", "gaussian", {"level": 0.0})),
+        ("noise", "none", Block("noise", "none", {})),
         ("top", -math.inf, -math.inf),
         ("even", 8, 8),
     ],
@@ -177,6 +182,9 @@ def test_generous_and_exact(key: str, given: Any, wanted: Any) -> None:
             3,
             "even: expected a whole number of at least 0 and of at most 8 and that is a multiple of 2, got 3",
         ),
+        ("noise", "3/2", "noise: expected a number of at least 0 and of at most 1, got '3/2'"),
+        ("noise", "1/0", "noise: expected a number of at least 0 and of at most 1, got '1/0'"),
+        ("noise", {}, "noise: has no name; write {name: …} (blt list noise)"),
         ("inner", {}, "inner: has no name; write {name: …} (blt list lower_solver)"),
         (
             "inner",
@@ -218,6 +226,7 @@ def test_whatever_is_accepted_is_accepted_again_unchanged(value: Any) -> None:
         ("sizes", "list of int ≥ 0 (1 to 3 items)"),
         ("range", "[int, str]"),
         ("inner", "lower_solver | null"),
+        ("noise", "float | noise | null"),
     ],
 )
 def test_labels(annotation: str, label: str) -> None:

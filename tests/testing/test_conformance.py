@@ -70,7 +70,8 @@ def test_outcomes_say_what_was_asked() -> None:
     registry = load_registry()
     outcomes = run_conformance(registry, select(registry, "sampler/full"))
     assert [one.property for one in outcomes] == [one.name for one in properties_of("sampler")]
-    assert {one.status for one in outcomes} == {"passed"}
+    assert {one.status for one in outcomes if "observe" not in one.property} == {"passed"}
+    assert [one.message for one in outcomes if one.status != "passed"] == ["it does not observe steps"]
     assert all(one.seconds >= 0 and one.to_json()["name"] == "full" for one in outcomes)
 
 
@@ -85,8 +86,8 @@ def test_properties_have_names_of_their_own() -> None:
     [
         ("sampler/full", {"full"}),
         ("full", {"full"}),
-        ("samplers", {"epoch", "full", "independent", "nice"}),
-        ("sampler", {"epoch", "full", "independent", "nice"}),
+        ("samplers", {"epoch", "full", "importance", "independent", "nice"}),
+        ("sampler", {"epoch", "full", "importance", "independent", "nice"}),
     ],
 )
 def test_select(target: str, expected: set[str]) -> None:

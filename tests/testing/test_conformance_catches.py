@@ -62,6 +62,37 @@ class Pairs(Sampler):
         return Batch(ids, [state["m"] / 2] * 2), dict(state) | {"k": state["k"] + 1}
 '''
 
+SCORES = '''
+class Scores(Sampler):
+    """One at a time, the more often the larger its loss was."""
+    def init(self, m, seed):
+        return {"m": m, "seed": seed, "k": 0, "scores": torch.ones(m, dtype=torch.float64)}
+    def next(self, state):
+        p = self.probabilities(state)
+        place = torch.rand(1, dtype=torch.float64, generator=keyed_generator("scores", state["seed"], state["k"]))
+        i = min(int(torch.searchsorted(p.cumsum(0), place, right=True)), state["m"] - 1)
+        return Batch([i], [1 / float(p[i])]), dict(state) | {"k": state["k"] + 1}
+    def observe(self, state, batch, seen):
+        scores = state["scores"].clone()
+        scores[list(batch.ids)] = 0.2 + seen["loss"].clamp_max(1)
+        return dict(state) | {"scores": scores}
+    def probabilities(self, state):
+        return state["scores"] / state["scores"].sum()
+'''
+
+GAIN = '''
+class LearnedGain(Operator):
+    """A = e^θ, with the penalty θ² + θ."""
+    def init_params(self, shape, generator):
+        return {"log_gain": torch.full((1,), 0.3, dtype=torch.float64)}
+    def apply(self, x, theta, context):
+        return theta["log_gain"].exp() * x if theta else 1.2 * x
+    def adjoint(self, y, theta, context):
+        return self.apply(y, theta, context)
+    def penalty(self, theta):
+        return (theta["log_gain"].square() + theta["log_gain"]).sum()
+'''
+
 SHIFT = '''
 class Shift(Operator):
     """Every image moved by one pixel, zeros coming in, and halved."""
@@ -83,7 +114,7 @@ class Plain(UpperOptimizer):
     def step(self, theta, oracle, state):
         z = oracle.hypergradient(theta, Accuracy(0.1), Accuracy(0.1))
         moved = {name: value - 0.1 * z.gradient[name] for name, value in theta.items()}
-        return Step(oracle.project(moved), {"k": state["k"] + 1}, z.value.value)
+        return Step(oracle.project(moved), {"k": state["k"] + 1}, z.value.value, penalty=z.value.penalty)
 '''
 
 NEUMANN = '''
@@ -104,6 +135,8 @@ class Series(HypergradientEstimator):
             q = q + expand(running / lower.lipschitz, r) * r
             count += running
         z = {name: -part for name, part in lower.mixed(x, q, ask.weights).items()}
+        for name, part in ask.upper.theta_gradient(x, ask.weights).items():
+            z[name] = z[name] + part
         return Estimate(z, norm(rhs - system.hvp(q)), count, adjoint=q, memory={"adjoint": q})
 '''
 
@@ -223,6 +256,8 @@ BASES = {
     "sampler": ("Pairs", PAIRS),
     "operator": ("Shift", SHIFT),
     "operator window": ("Window", WINDOW),
+    "operator learned": ("LearnedGain", GAIN),
+    "sampler observing": ("Scores", SCORES),
     "upper_optimizer": ("Plain", PLAIN),
     "hypergradient": ("Series", NEUMANN),
     "data": ("Grays", GRAYS),
@@ -245,7 +280,7 @@ WRONG = {
     "Hessian that is not symmetric": (
         "regularizer",
         "def linearize(self, theta, x): hvp = super().linearize(theta, x); return lambda v: hvp(v) + v.roll(1, 3)",
-        "Hessian products are linear, symmetric and can be split",
+        "Hessian products are linear and symmetric, and can be split",
         "⟨Hv, q⟩",
     ),
     "wrong mixed derivative": (
@@ -264,19 +299,19 @@ WRONG = {
     "energy of the whole batch": (
         "regularizer",
         "def energy(self, theta, x): return super().energy(theta, x).sum()",
-        "energy is one number a sample",
+        "energy is one number per sample",
         "expected shape (3,), got ()",
     ),
     "lying Lipschitz constant": (
         "regularizer",
         "def lipschitz(self, theta, shape): return 0.5",
-        "lipschitz is a true bound",
+        "lipschitz is a valid bound",
         "lipschitz(θ, (3, 12, 14)) is 0.5, but at",
     ),
     "lying strong convexity": (
         "regularizer",
         "def strong_convexity(self, theta, shape): return 0.5",
-        "strong_convexity is a true bound",
+        "strong_convexity is a valid bound",
         "strong_convexity is 0.5",
     ),
     "not convex": (
@@ -291,20 +326,20 @@ WRONG = {
         "    def synthesise(self, theta, t, shape): return t\n"
         "    def majorant(self, theta, t): return theta['log_weight'].exp() * t.square()\n"
         "    def energy(self, theta, x): return theta['log_weight'].exp() * x.pow(4).flatten(1).sum(1) / 4",
-        "analyse, synthesise and majorant belong to the energy",
-        "the majorant is not above R",
+        "analyse, synthesise and majorant match the energy",
+        "the majorant is not an upper bound",
     ),
     "upgrade of a θ that is not old": (
         "regularizer",
         "def upgrade(self, theta): return {'weight': theta['log_weight'].exp()}",
-        "upgrade leaves today's θ as it is",
+        "upgrade leaves a current θ unchanged",
         "upgrade(θ) has the parameters ['weight'] instead of ['log_weight']",
     ),
     "gradient in float32": (
         "regularizer",
         "def gradient(self, theta, x): return super().gradient(theta, x).float()",
         "float32 and float64 are kept",
-        "expected float64 as the input, got float32",
+        "expected float64 like the input, got float32",
     ),
     "regularizer that mutates x": (
         "regularizer",
@@ -317,8 +352,8 @@ WRONG = {
     "parameters from the global generator": (
         "regularizer",
         "def init_params(self, shape, generator): return {'log_weight': torch.randn(1, dtype=torch.float64)}",
-        "initial parameters are float64 and depend on the generator alone",
-        "draw only from the generator",
+        "initial parameters are float64 and depend only on the generator",
+        "draw only from the given generator",
     ),
     "a projection that goes on": (
         "regularizer",
@@ -329,7 +364,7 @@ WRONG = {
     "images too small": (
         "regularizer",
         "def energy(self, theta, x): return super().energy(theta, x[:, :, 4:, 4:]) + 0 * x[0, 0, 5, 5]",
-        "check speaks for the images that cannot be treated",
+        "check refuses images that it cannot handle",
         "check accepts images of 3×4×4",
     ),
     "solver that depends on its batch": (
@@ -340,7 +375,7 @@ WRONG = {
         " / (lower.residual(state.x).max() + lower.residual(state.x).sum()))\n"
         "        return State(x, lower.residual(x))",
         "a sample's result does not depend on its batch",
-        "must be one per sample",
+        "must be per sample",
     ),
     "solver that stops short": (
         "lower_solver",
@@ -369,7 +404,7 @@ WRONG = {
         "        x = state.x - random.uniform(0.5, 1) * lower.gradient(state.x) / expand(lower.lipschitz, state.x)\n"
         "        return State(x, lower.residual(x))",
         "same input, same result",
-        "went different ways",
+        "took different steps",
     ),
     "a constraint that is not kept": (
         "lower_solver",
@@ -420,7 +455,7 @@ WRONG = {
         "operator",
         "def apply(self, x, theta, context): return super().apply(x, theta, context) + 0.1",
         "linear in x",
-        "A is linear",
+        "A must be linear",
     ),
     "random operator": (
         "operator",
@@ -437,45 +472,45 @@ WRONG = {
     "a norm instead of its square": (
         "operator",
         "def spectrum(self, theta, shape, context): return 0.0, 0.1",
-        "spectrum holds true bounds",
+        "spectrum gives valid bounds",
         "spectrum claims AᵀA ≤ 0.1, but ‖A‖² is 0.25",
     ),
     "an operator that is more definite than it is": (
         "operator",
         "def spectrum(self, theta, shape, context): return 0.1, 0.25",
-        "spectrum holds true bounds",
+        "spectrum gives valid bounds",
         "spectrum claims 0.1 ≤ AᵀA, but its smallest eigenvalue is",
     ),
     "a mask of the wrong entries": (
         "operator",
         "def measured(self, y, context): mask = torch.ones_like(y); mask[..., -1] = 0; return mask",
         "measured is a mask",
-        "A x is not zero where nothing is measured",
+        "A x must be zero where nothing is measured",
     ),
     "a mask that is no mask": (
         "operator",
         "def measured(self, y, context): return torch.full_like(y, 0.5)",
         "measured is a mask",
-        "must be 1 where y holds measurements and 0 elsewhere",
+        "must be 1 where y contains measurements and 0 elsewhere",
     ),
     "the mask of the first image for all": (
         "operator window",
         "def adjoint(self, y, theta, context):\n"
         "        return super().adjoint(y, theta, {'mask': context['mask'][:1].expand(len(y), -1, -1)})",
         "a sample's result does not depend on its batch",
-        "nothing may mix samples or their context",
+        "samples and their context must not be mixed",
     ),
     "bounds of the first image for all": (
         "operator window",
         "def spectrum(self, theta, shape, context):\n"
         "        return float(super().spectrum(theta, shape, context)[0][0]), None",
-        "spectrum holds true bounds",
+        "spectrum gives valid bounds",
         "with mask in the context claims",
     ),
     "a bound of another number of images": (
         "operator window",
         "def spectrum(self, theta, shape, context): return torch.zeros(2), None",
-        "spectrum holds true bounds",
+        "spectrum gives valid bounds",
         "must give a number, one per sample, or None",
     ),
     "an operator that writes to its context": (
@@ -518,6 +553,16 @@ WRONG = {
         "points downhill",
         "cosine of z and ∇f is -1",
     ),
+    "hypergradient that forgets the loss's own derivative": (
+        "hypergradient",
+        "def estimate(self, ask):\n"
+        "        class Plain(type(ask.upper)):\n"
+        "            def theta_gradient(self, x, weights): return {}\n"
+        "        upper = Plain(**vars(ask.upper))\n"
+        "        return super().estimate(replace(ask, upper=upper))",
+        "∂_θ g is part of z",
+        "add upper.theta_gradient(x, weights) to z",
+    ),
     "hypergradient that is a mean": (
         "hypergradient",
         "def estimate(self, ask): return super().estimate(replace(ask, weights=ask.weights / len(ask.weights)))",
@@ -537,7 +582,96 @@ WRONG = {
         "        one = super().step(theta, oracle, state)\n"
         "        return replace(one, theta={n: 2 * v - one.theta[n] for n, v in theta.items()})",
         "descends on a quadratic",
-        "is the sign right",
+        "check its sign",
+    ),
+    "optimizer that keeps quiet about the penalty": (
+        "upper_optimizer",
+        "def step(self, theta, oracle, state):\n"
+        "        return replace(super().step(theta, oracle, state), penalty=None)",
+        "reports the penalty of its loss",
+        "pass penalty=value.penalty",
+    ),
+    "a penalty for each entry": (
+        "regularizer",
+        "def penalty(self, theta): return theta['log_weight'].exp()",
+        "penalty is a finite scalar with the right derivative",
+        "penalty of float32 θ: expected shape (), got (1,)",
+    ),
+    "a penalty that is detached": (
+        "data_term",
+        "def penalty(self, theta): return theta['log_weight'].detach().square().sum()",
+        "penalty is a finite scalar with the right derivative",
+        "penalty is not differentiable in θ",
+    ),
+    "a penalty that is detached in part": (
+        "operator learned",
+        "def penalty(self, theta): return super().penalty(theta) + theta['log_gain'].detach().sum()",
+        "penalty is a finite scalar with the right derivative",
+        "a part of it may not depend on θ",
+    ),
+    "a penalty that is infinite": (
+        "operator learned",
+        "def penalty(self, theta): return super().penalty(theta) / 0",
+        "penalty is a finite scalar with the right derivative",
+        "it must be finite",
+    ),
+    "a penalty in float32": (
+        "operator learned",
+        "def penalty(self, theta): return super().penalty(theta).float()",
+        "penalty is a finite scalar with the right derivative",
+        "expected float64",
+    ),
+    "a box around nothing": (
+        "operator learned",
+        "def project(self, theta): return {n: v.clamp(0.5, 1) for n, v in theta.items()}",
+        "project and project_gradient are projections",
+        "the initial θ must be admissible",
+    ),
+    "a data term that scales gradients": (
+        "data_term",
+        "def project_gradient(self, gradient): return {n: 0.5 * v for n, v in gradient.items()}",
+        "project and project_gradient are projections",
+        "projecting a second time must change nothing",
+    ),
+    "a data term that changes what it reads": (
+        "data_term",
+        "def upgrade(self, theta): return {n: v + 1 for n, v in theta.items()}",
+        "upgrade leaves a current θ unchanged",
+        "it must change only the θ of earlier versions",
+    ),
+    "weights by later scores": (
+        "sampler observing",
+        "def next(self, state):\n"
+        "        batch, after = super().next(state)\n"
+        "        later = self.observe(after, batch, {'loss': torch.ones(1, dtype=torch.float64)})\n"
+        "        p = self.probabilities(later)\n"
+        "        return Batch(batch.ids, [1 / float(p[i]) for i in batch.ids]), after",
+        "E[v_i] = 1 at each step",
+        "P must be fixed before the draw",
+    ),
+    "scores in self": (
+        "sampler observing",
+        "def observe(self, state, batch, seen):\n"
+        "        self.state = super().observe(getattr(self, 'state', state), batch, seen)\n"
+        "        return dict(state)\n"
+        "    def probabilities(self, state): return super().probabilities(getattr(self, 'state', state))",
+        "the state survives saving, and draws continue as before",
+        "must be in the state, not in self",
+    ),
+    "scores in place": (
+        "sampler observing",
+        "def observe(self, state, batch, seen):\n"
+        "        state['scores'][list(batch.ids)] = seen['loss'] + 1\n"
+        "        return dict(state)",
+        "next and observe leave their state untouched",
+        "observe changed its argument state in place",
+    ),
+    "wants what nobody has": (
+        "sampler observing",
+        "wants = 'psnr'\n"
+        "    def observe(self, state, batch, seen): return super().observe(state, batch, {'loss': seen['psnr']})",
+        "observe takes what it wants, in the order of the batch",
+        "wants must be one of loss, slope, gradient",
     ),
     "optimizer in place": (
         "upper_optimizer",
@@ -553,8 +687,8 @@ WRONG = {
         "def step(self, theta, oracle, state):\n"
         "        try: return super().step(theta, oracle, state)\n"
         "        except Exception: return Step(dict(theta), dict(state), 0.0)",
-        "lets BudgetExhausted pass",
-        "the core ends the run",
+        "lets BudgetExhausted propagate",
+        "the core then ends the run",
     ),
     "optimizer without a projection": (
         "upper_optimizer",
@@ -568,7 +702,7 @@ WRONG = {
         "data",
         "def group(self, id): return id",
         "has a length",
-        "must be text or None",
+        "must return text or None",
     ),
     "data in 0 … 255": (
         "data",
@@ -616,7 +750,7 @@ WRONG = {
         "data_term",
         "def curvature(self, theta, t, y): return super().curvature(theta, t, y).float()",
         "float32 and float64 are kept",
-        "curvature of float64 measurements: expected float64 as the input, got float32",
+        "curvature of float64 measurements: expected float64 like the input, got float32",
     ),
     "data term that mutates t": (
         "data_term",
@@ -630,7 +764,7 @@ WRONG = {
         "data_term",
         "def gradient(self, theta, t, y): return t",
         "inputs are left untouched",
-        "writing to what gradient returned changed its argument t",
+        "writing to the result of gradient changed its argument t",
     ),
     "slope with a wrong factor": (
         "data_term",
@@ -678,37 +812,37 @@ WRONG = {
     "a data term's parameters from the global generator": (
         "data_term",
         "def init_params(self, shape, generator): return {'log_weight': torch.randn(1, dtype=torch.float64)}",
-        "initial parameters are float64 and depend on the generator alone",
-        "draw only from the generator",
+        "initial parameters are float64 and depend only on the generator",
+        "draw only from the given generator",
     ),
     "curvature above its spectrum": (
         "data_term",
         "def spectrum(self, theta, y): return 0.0, theta['log_weight'].exp()",
-        "spectrum holds true bounds",
+        "spectrum gives valid bounds",
         "but at t near y it is",
     ),
     "curvature below its spectrum": (
         "data_term",
         "def spectrum(self, theta, y): return torch.full((3,), 0.5, dtype=torch.float64), None",
-        "spectrum holds true bounds",
+        "spectrum gives valid bounds",
         "spectrum claims d'' ≥",
     ),
     "third derivative above its bound": (
         "data_term",
         "def third(self, theta, y): return 0.5 * super().third(theta, y)",
-        "third is a true bound",
+        "third is a valid bound",
         "third claims |d",
     ),
     "curvature for a majorant": (
         "data_term",
         "def majorant(self, theta, t, y): return self.curvature(theta, t, y)",
-        "the majorant lies above",
+        "the majorant lies above the term",
         "may climb",
     ),
     "majorant that is too flat far away": (
         "data_term squares",
         "def majorant(self, theta, t, y): return 0.999 * theta['log_weight'].exp().expand_as(t)",
-        "the majorant lies above",
+        "the majorant lies above the term",
         "above the parabola",
     ),
     "prox of twice the step": (
@@ -729,7 +863,7 @@ WRONG = {
         "data_term",
         "quadratic = True",
         "quadratic as declared",
-        "quadratic says that d'' does not depend on t",
+        "quadratic = True means that d'' does not depend on t",
     ),
     "data term that does not rescale": (
         "data_term",
@@ -746,21 +880,21 @@ WRONG = {
     "data term that refuses without a sentence": (
         "data_term",
         "def check_measurements(self, y): return True if bool((y < 0).any()) else None",
-        "check_measurements speaks for measurements that cannot be used",
+        "check_measurements refuses unusable measurements",
         "must return None or a sentence, got True",
     ),
     "data term that does not say what it cannot": (
         "data_term squares",
         "def check_measurements(self, y): return None\n"
         "    def value(self, theta, t, y): return super().value(theta, t, y) + 0 * y.sqrt().flatten(1).sum(1)",
-        "check_measurements speaks for measurements that cannot be used",
+        "check_measurements refuses unusable measurements",
         "check_measurements accepts signed measurements, but",
     ),
     "loss in float32": (
         "upper_loss",
         "class Bad(Judge):\n        def value(self, x): return super().value(x).float()\n    upper = Bad",
         "value is one float64 number per sample",
-        "expected float64 as the input, got float32",
+        "expected float64 like the input, got float32",
     ),
     "random loss": (
         "upper_loss",
@@ -786,7 +920,7 @@ WRONG = {
         "upper_loss",
         "class Bad(Judge):\n        def gradient(self, x): return super().gradient(x).double()\n    upper = Bad",
         "gradients have the dtype of the images",
-        "expected float32 as the input, got float64",
+        "expected float32 like the input, got float64",
     ),
     "loss that mutates x": (
         "upper_loss",
@@ -803,7 +937,7 @@ WRONG = {
     "loss that is steeper than it says": (
         "upper_loss",
         "class Bad(Judge):\n        lipschitz = 5.0\n    upper = Bad",
-        "lipschitz is a true bound",
+        "lipschitz is a valid bound",
         "lipschitz is 5, but near",
     ),
     "loss that is not convex": (
@@ -827,8 +961,8 @@ WRONG = {
         "class Bad(Judge):\n"
         "        def block(self, j): return replace(self, kept=((1.0, 0.0), (0.0, 1.0))[int(j[0])])\n"
         "    upper = Bad",
-        "blocks have the mean g",
-        "the mean over all blocks is g",
+        "the mean of the blocks is g",
+        "the mean over all blocks must be g",
     ),
     "loss with a wrong θ-gradient": (
         "upper_loss",
@@ -846,21 +980,21 @@ WRONG = {
         "            return super().theta_gradient(x, weights / weights.sum())\n"
         "    upper = Bad",
         "theta_gradient is the derivative in θ",
-        "it is Σ_i weights_i ∂_θ g_i",
+        "it must be Σ_i weights_i ∂_θ g_i",
     ),
     "loss that makes do without true images": (
         "upper_loss",
         "def bind(self, sample, forward):\n"
         "        truth = sample.y if sample.truth is None else sample.truth\n"
         "        return super().bind(replace(sample, truth=truth), forward)",
-        "says what it needs",
+        "declares what it needs",
         "declare needs_truth = False",
     ),
     "no default and no example": (
         "data",
         "def __init__(self, path: str) -> None: self.path = path",
         "builds from its example options",
-        "by a classmethod example(folder)",
+        "from a classmethod example(folder)",
     ),
 }
 

@@ -18,6 +18,7 @@ from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.config.block import Block
 from bltoolbox.errors import RecipeError
 from bltoolbox.restoration.metrics import METRICS
 from bltoolbox.restoration.samples import Samples
@@ -130,6 +131,6 @@ def test_noise_of_pixel_values_is_refused(
 
 
 def test_the_largest_noise_is_that_of_the_range() -> None:
-    assert load_recipe("smoke", ["noise=1"]).noise == 1
+    assert load_recipe("smoke", ["noise=1"]).noise == Block("noise", "gaussian", {"level": 1.0})
     with pytest.raises(RecipeError, match="noise"):
         load_recipe("smoke", ["noise=300/255"])

@@ -106,7 +106,7 @@ def _important(cells: Sequence[Planned]) -> list[Planned]:
 
 
 def print_table(facts: Mapping[str, Any]) -> None:
-    """Every cell with its figures, on stdout; then why some have none."""
+    """Print every cell with its figures on stdout, then why some have none."""
     cells, metric = facts["cells"], Metric(**facts["metric"])
     kinds = {kind: f"{metric.name}_{kind}" for kind in ("validation", "test")}
     headings = [f"{kind} {metric.title}" for kind in kinds]

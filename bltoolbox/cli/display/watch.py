@@ -55,11 +55,11 @@ class WatchDisplay:
         if self.console.is_terminal:
             self.live.update(self.picture(snapshots), refresh=True)
             return
-        for one in snapshots:
-            news = one.state, one.status, *(len(values) for values in one.quality.values())
-            if self.shown.get(str(one.path)) != news:
-                self.shown[str(one.path)] = news
-                show(line(one))
+        for run in snapshots:
+            news = run.state, run.status, *(len(values) for values in run.quality.values())
+            if self.shown.get(str(run.path)) != news:
+                self.shown[str(run.path)] = news
+                show(line(run))
 
     def end(self, snapshots: Sequence[Snapshot]) -> None:
         """Print what remains on the screen."""
@@ -67,74 +67,74 @@ class WatchDisplay:
             self.live.stop()
             self.console.print(self.picture(snapshots))
             return
-        for one in snapshots if len(snapshots) == 1 else ():
-            for label, before, after in one.images:
-                show(f"  {label}: {one.metric.show(before)} -> {one.metric.show(after)}")
+        for run in snapshots if len(snapshots) == 1 else ():
+            for label, before, after in run.images:
+                show(f"  {label}: {run.metric.show(before)} -> {run.metric.show(after)}")
 
     def picture(self, snapshots: Sequence[Snapshot]) -> RenderableType:
         if len(snapshots) == 1:
             return one_run(snapshots[0], min(100, self.console.width))
         room = max(3, self.console.height - 6)
-        order = sorted(snapshots, key=lambda one: (not one.active, one.state == "finished"))
+        order = sorted(snapshots, key=lambda run: (not run.active, run.state == "finished"))
         chosen = snapshots if len(snapshots) <= room else order[:room]
         counts: dict[str, int] = {}
-        for one in snapshots:
-            counts[one.state] = counts.get(one.state, 0) + 1
+        for run in snapshots:
+            counts[run.state] = counts.get(run.state, 0) + 1
         summary = ", ".join(f"{count} {state}" for state, count in counts.items())
         return Group(_many(chosen), _text(f" {len(snapshots)} runs: {summary}", style="dim"))
 
 
-def line(one: Snapshot) -> str:
+def line(run: Snapshot) -> str:
     """A run on one line, for a log."""
     parts = [
-        f"{one.name}: {one.status if one.state in ('failed', 'finished') else one.state}",
-        f"step {one.step}",
+        f"{run.name}: {run.status if run.state in ('failed', 'finished') else run.state}",
+        f"step {run.step}",
     ]
-    parts += [f"{100 * one.fraction:.0f} %"] if one.state != "finished" else []
-    parts += [f"{one.computations:,.0f} computations", duration(one.seconds)]
-    parts += [f"loss {one.loss:.4g}"] if one.loss is not None else []
+    parts += [f"{100 * run.fraction:.0f} %"] if run.state != "finished" else []
+    parts += [f"{run.computations:,.0f} computations", duration(run.seconds)]
+    parts += [f"loss {run.loss:.4g}"] if run.loss is not None else []
     parts += [
-        f"{name} {one.metric.label} {one.metric.show(values[-1])}" for name, values in one.quality.items()
+        f"{name} {run.metric.label} {run.metric.show(values[-1])}" for name, values in run.quality.items()
     ]
-    parts += [f"about {duration(one.left)} left"] if one.left is not None else []
-    parts += [one.phase] if one.phase else []
+    parts += [f"about {duration(run.left)} left"] if run.left is not None else []
+    parts += [run.phase] if run.phase else []
     return ", ".join(parts)
 
 
-def one_run(one: Snapshot, width: int) -> Panel:
+def one_run(run: Snapshot, width: int) -> Panel:
     """A run in a box."""
     inside = Table.grid(padding=(0, 1))
     inside.add_column(style="dim", justify="right", no_wrap=True)
     inside.add_column()
     spark = max(10, width - 46)
-    progress = f"{100 * one.fraction:3.0f} %  {duration(one.seconds)}"
-    progress += f", about {duration(one.left)} left" if one.left is not None else ""
-    progress += f", {one.phase}" if one.phase else ""
+    progress = f"{100 * run.fraction:3.0f} %  {duration(run.seconds)}"
+    progress += f", about {duration(run.left)} left" if run.left is not None else ""
+    progress += f", {run.phase}" if run.phase else ""
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(total=1.0, completed=one.fraction, width=spark), _text(progress))
+    bar.add_row(ProgressBar(total=1.0, completed=run.fraction, width=spark), _text(progress))
     inside.add_row("budget", bar)
-    if one.losses:
-        inside.add_row("loss", _curve(sparkline(one.losses, spark, log=True), f"{one.loss:.4g}", "blue"))
-    metric = one.metric
-    for name, values in one.quality.items():
-        said = f"{metric.show(values[-1])}, best {metric.number(metric.best(values))}"
+    if run.losses:
+        inside.add_row("loss", _curve(sparkline(run.losses, spark, log=True), f"{run.loss:.4g}", "blue"))
+    metric = run.metric
+    for name, values in run.quality.items():
+        text = f"{metric.show(values[-1])}, best {metric.number(metric.best(values))}"
         label = _text(f"{name} {metric.label}")
-        inside.add_row(label, _curve(sparkline(values, spark), said, "magenta"))
-    figures = [f"step {one.step:,}", f"{one.computations:,.0f} computations"]
-    figures += [f"{one.iterations:.1f} iterations/sample"] if one.iterations is not None else []
-    figures += [f"{_NAMES.get(name, name)} {value:.4g}" for name, value in one.last.items()]
+        inside.add_row(label, _curve(sparkline(values, spark), text, "magenta"))
+    figures = [f"step {run.step:,}", f"{run.computations:,.0f} computations"]
+    figures += [f"{run.iterations:.1f} iterations/sample"] if run.iterations is not None else []
+    figures += [f"{_NAMES.get(name, name)} {value:.4g}" for name, value in run.last.items()]
     inside.add_row("last step", _text(" · ".join(figures)))
-    if one.images:
+    if run.images:
         shown = [
-            f"{label} {metric.show(before)} → {metric.show(after)}" for label, before, after in one.images
+            f"{label} {metric.show(before)} → {metric.show(after)}" for label, before, after in run.images
         ]
         inside.add_row("images", _text(" · ".join(shown)))
-    if one.tested:
-        known = [f"{name} {metric.show(value)}" for name, value in one.tested.items()]
-        inside.add_row("test images", _text(", ".join(known)))
+    if run.tested:
+        results = [f"{name} {metric.show(value)}" for name, value in run.tested.items()]
+        inside.add_row("test images", _text(", ".join(results)))
     title = Text.assemble(
-        (f" {printable(one.name)} ", "bold"),
-        (f"{printable(_status(one))} ", _STYLES.get(one.state, "yellow")),
+        (f" {printable(run.name)} ", "bold"),
+        (f"{printable(_status(run))} ", _STYLES.get(run.state, "yellow")),
     )
     return Panel(inside, title=title, title_align="left", box=box.ROUNDED, width=width, border_style="dim")
 
@@ -144,17 +144,17 @@ def _many(snapshots: Sequence[Snapshot]) -> Table:
     for heading in ("run", "state", "budget", "left", "step", "loss", "", "quality", ""):
         right = heading in ("budget", "left", "step")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    for one in snapshots:
-        values = one.quality.get("test") or one.quality.get("validation") or []
+    for run in snapshots:
+        values = run.quality.get("test") or run.quality.get("validation") or []
         table.add_row(
-            _text(one.path.resolve().name),
-            _text(one.state, style=_STYLES.get(one.state, "yellow")),
-            f"{100 * one.fraction:.0f} %",
-            "" if one.left is None else duration(one.left),
-            f"{one.step:,}",
-            "" if one.loss is None else f"{one.loss:.4g}",
-            Text(sparkline(one.losses, 14, log=True), style="blue"),
-            _text(f"{one.metric.label} {one.metric.show(values[-1])}" if values else ""),
+            _text(run.path.resolve().name),
+            _text(run.state, style=_STYLES.get(run.state, "yellow")),
+            f"{100 * run.fraction:.0f} %",
+            "" if run.left is None else duration(run.left),
+            f"{run.step:,}",
+            "" if run.loss is None else f"{run.loss:.4g}",
+            Text(sparkline(run.losses, 14, log=True), style="blue"),
+            _text(f"{run.metric.label} {run.metric.show(values[-1])}" if values else ""),
             Text(sparkline(values, 10), style="magenta"),
         )
     return table
@@ -169,7 +169,7 @@ def _curve(blocks: str, figures: str, style: str) -> Text:
     return Text.assemble((blocks, style), f"  {printable(figures)}")
 
 
-def _status(one: Snapshot) -> str:
-    if one.state == "finished":
-        return f"finished: {one.status}"
-    return one.status if one.status.startswith(one.state) else one.state
+def _status(run: Snapshot) -> str:
+    if run.state == "finished":
+        return f"finished: {run.status}"
+    return run.status if run.status.startswith(run.state) else run.state

@@ -1,7 +1,7 @@
 """Several runs side by side, without torch: groups of seeds, what distinguishes them, and their quality over time.
 
-Runs whose resolved recipes differ only in ``seed``, or in budget and checks, are one
-group. Its curves are brought to a common axis, on which they have a mean and a range.
+Runs whose resolved recipes differ only in ``seed``, or in budget and checks, form one group. Its curves are resampled
+on a common axis, where they have a mean and a range.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Curve = list[tuple[float, float]]
 _POINTS = 200
 #: The running mean of the loss spans this share of a run, by default.
 _SHARE = 0.05
-#: Sections of a recipe that decide how long a run is followed, not where it goes.
+#: Sections of a recipe that decide how long and how closely a run is followed, not its path.
 _FOLLOWED = ("budget", "checkpoint")
 
 
 @dataclass(frozen=True)
 class Band:
-    """The mean of several curves and the range they fill, at common places."""
+    """The mean and the range of several curves, at common points."""
 
     x: list[float]
     mean: list[float]
@@ -41,14 +41,14 @@ class Band:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     label: str
     runs: list[RunHistory]
 
     @property
     def title(self) -> str:
-        """The label, and how many runs stand behind it."""
+        """The label, with the number of runs."""
         return f"{self.label} ({len(self.runs)} runs)" if len(self.runs) > 1 else self.label
 
 
@@ -82,7 +82,7 @@ class Comparison:
         return _curve((getattr(one, axis), value) for one, value in zip(records, values, strict=True))
 
     def qualities(self, run: RunHistory, axis: Axis) -> Curve:
-        """The metric at each check, against cost or time; until its first step a run is as good as at its start."""
+        """The metric at each check, against cost or time; before its first step, a run has the value of its start."""
         checks = run.values(self.images, self.metric)
         points = [(getattr(check, axis), value) for check, value in checks]
         if checks and checks[0][0].step == 0 and run.steps:
@@ -98,7 +98,7 @@ class Comparison:
 def compare(
     runs: Sequence[RunHistory], levels: Sequence[float] = (), smooth: int | None = None
 ) -> Comparison:
-    """Group runs and choose what to compare; ``levels`` are values of the metric; without any, some are found."""
+    """Group runs and choose what to compare; ``levels`` are values of the metric, by default chosen from the runs."""
     notes = [f"{run.path}: {note}" for run in runs for note in run.notes]
     notes += [
         f"{run.path}: the run is not finished ({run.status}); it is shown as far as it got"
@@ -116,7 +116,7 @@ def compare(
 
 
 def _images(runs: Sequence[RunHistory], metric: Metric) -> Images:
-    """The test images if all runs with checks looked at them, else the held-out ones if all did, else those
+    """The test images if all runs with checks measured them, else the held-out ones if all did, else those
     available."""
     checked = [run for run in runs if any(run.has(images, metric) for images in IMAGES)]
     for images in IMAGES:
@@ -129,7 +129,7 @@ def _groups(runs: Sequence[RunHistory]) -> list[Group]:
     found: dict[str, list[RunHistory]] = {}
     for run in runs:
         rest = _essence(run.recipe)
-        # A recipe that cannot be read is like no other.
+        # A run whose recipe cannot be read forms a group of its own.
         found.setdefault(json.dumps(rest, sort_keys=True) if rest else str(run.path), []).append(run)
     members = [sorted(group, key=lambda run: (str(type(run.seed)), run.seed)) for group in found.values()]
     known = [_essence(group[0].recipe) for group in members]
@@ -142,7 +142,7 @@ def _groups(runs: Sequence[RunHistory]) -> list[Group]:
 
 
 def _essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe without its seed, and without what decides only how long and how closely a run is followed."""
+    """A recipe without its seed, and without the sections that decide how long and how closely a run is followed."""
     rest = {key: value for key, value in recipe.items() if key not in ("seed", *_FOLLOWED, *IRRELEVANT)}
     if isinstance(checks := rest.get("validation"), Mapping):
         rest["validation"] = {
@@ -152,7 +152,7 @@ def _essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_name(group: Sequence[RunHistory]) -> str:
-    """Where no setting tells groups apart: the seeds of a group, or the names of its directories."""
+    """The label if no setting distinguishes groups: the seeds of a group, or the names of its directories."""
     seeds = list(dict.fromkeys(shown(run.seed) for run in group))
     if len(seeds) > 1:
         return f"seed={', '.join(seeds)}"
@@ -160,7 +160,7 @@ def _plain_name(group: Sequence[RunHistory]) -> str:
 
 
 def default_levels(runs: Sequence[RunHistory], images: Images, metric: Metric, count: int = 3) -> list[float]:
-    """Round levels between where the runs start and the best that one of them reaches."""
+    """Round levels between the values at which the runs start and the best value reached."""
     sign = 1 if metric.higher else -1
     starts = [sign * found[0][1] for run in runs if (found := run.values(images, metric))]
     bests = [sign * best for run in runs if (best := run.best(images, metric)) is not None]
@@ -177,12 +177,12 @@ def default_levels(runs: Sequence[RunHistory], images: Images, metric: Metric, c
 
 
 def span(count: int, smooth: int | None) -> int:
-    """How many steps the running mean takes together."""
+    """The number of steps in the running mean."""
     return max(1, round(_SHARE * count)) if smooth is None else max(1, smooth)
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """Mean over about ``width`` neighbours, fewer at the start, so that the fall there is neither shifted nor cut."""
+    """Mean over about ``width`` neighbours, fewer at the start, so that the initial decrease is kept."""
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)
@@ -195,7 +195,7 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
 
 
 def band(curves: Sequence[Curve], log: bool = False) -> Band | None:
-    """Mean and range of curves where all of them are known; None where they have nothing in common."""
+    """Mean and range of curves where all of them are known; None if they do not overlap."""
     curves = [curve for curve in curves if curve]
     if not curves:
         return None
@@ -231,14 +231,14 @@ def _at(curve: Curve, x: float, log: bool) -> float:
 
 
 def _curve(points: Iterable[tuple[float | None, float]]) -> Curve:
-    """The points whose place is known; of several at one place the last."""
+    """The points with a known x; of several with the same x, the last."""
     known = {x: y for x, y in points if x is not None}
     return sorted(known.items())
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over the runs of a group: its mean and range, and how many runs have it."""
+    """A figure over the runs of a group: its mean and range, and the number of runs that have it."""
 
     mean: float
     low: float
@@ -257,7 +257,7 @@ def over(group: Group, figure: Callable[[RunHistory], float | None]) -> Spread |
 
 
 def to_reach(comparison: Comparison, level: float, axis: Axis) -> Callable[[RunHistory], float | None]:
-    """What a run needs until its first check at a level."""
+    """The cost of a run until its first check at a level."""
 
     def figure(run: RunHistory) -> float | None:
         check = run.reached(level, comparison.images, comparison.metric)

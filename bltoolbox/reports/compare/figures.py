@@ -22,7 +22,7 @@ FORMATS = ("png", "svg", "pdf")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 
-#: Letters that stay letters in a vector file, and the sizes of a paper.
+#: Text stays text in a vector file; the sizes suit a paper.
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -48,7 +48,7 @@ _LABELS: dict[Axis, str] = {
     "computations": "computations (lower-level and linear iterations)",
     "seconds": "training time in s",
 }
-#: A logarithmic axis helps where the values span this factor.
+#: A logarithmic axis is used if the values span this factor.
 _WIDE_X, _WIDE_Y = 30.0, 4.0
 
 
@@ -84,7 +84,7 @@ def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> 
     qualities = [[comparison.qualities(run, axis) for run in group.runs] for group in comparison.groups]
     places = [x for curves in [*losses, *qualities] for curve in curves for x, _ in curve]
     log = _spans(places, _WIDE_X)
-    # The initial θ has cost nothing, for which a logarithmic axis has no place: it stands at its left end.
+    # The initial θ has cost 0, which a logarithmic axis cannot show, so it is drawn at the left end.
     left = _left_end(places) if log else 0.0
     for number, _ in enumerate(comparison.groups):
         for curve in raw[number]:
@@ -158,7 +158,7 @@ def _legend_columns(titles: Sequence[str]) -> int:
 
 
 def _log_scale(panel: Any, which: str) -> None:
-    """A logarithmic axis, with numbers between the powers of ten where there are few of those."""
+    """A logarithmic axis, with labels between the powers of ten if there are few of them."""
     from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     (panel.set_xscale if which == "x" else panel.set_yscale)("log")

@@ -1,7 +1,7 @@
 """A sheet of restored images: one image, restored by each setting for a given cost.
 
-A row for each group of runs: the true image, the measured one, and for each cost what the θ of the last check up to
-that cost restores. Everything is computed on the CPU, one image at a time.
+A row for each group of runs: the true image, the measured one, and for each cost the image restored with the θ of the
+last check up to that cost. Everything is computed on the CPU, one image at a time.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Picture:
     image: Tensor | None = field(default=None, repr=False)
     value: float | None = None
     check: CheckRecord | None = None
-    #: Whether θ is another one than at the start, and if not, whether steps have been made since that no check saw.
+    #: Whether θ differs from the initial θ, and if not, whether there are steps that no check has seen.
     moved: bool | None = None
     unseen: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: the run that stands for it, the name of the image, and the pictures."""
+    """One setting: the run that represents it, the name of the image, and the pictures."""
 
     group: Group
     run: RunHistory
@@ -73,7 +73,7 @@ class Row:
 def restore_rows(
     comparison: Comparison, costs: Sequence[float], position: int, registry: Registry
 ) -> list[Row]:
-    """Restore the images of the sheet; the first seed of a group stands for it."""
+    """Restore the images of the sheet; the first seed of a group represents it."""
     if len(comparison.groups) > MAX_ROWS:
         raise UsageError(
             f"a sheet of {len(comparison.groups)} rows is not readable; compare at most {MAX_ROWS} settings"
@@ -145,7 +145,7 @@ def _evaluate(
 
 
 def _moved(run: RunHistory, check: CheckRecord) -> bool:
-    """Whether θ is another one than at the start; a method may spend much before its first step succeeds."""
+    """Whether θ differs from the initial θ; a method may spend much before its first step succeeds."""
     from bltoolbox.restoration.model import read_theta
 
     first = run.checks[0]
@@ -158,7 +158,7 @@ def _moved(run: RunHistory, check: CheckRecord) -> bool:
 
 
 def draw_sheet(rows: Sequence[Row], costs: Sequence[float]) -> Figure:
-    """The rows below each other, with what they are at their left and the metric above each picture."""
+    """The rows, with their labels at the left and the metric above each picture."""
     import matplotlib
 
     columns = 2 + len(costs)

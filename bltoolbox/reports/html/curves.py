@@ -13,7 +13,7 @@ from bltoolbox.runs.metric import Metric
 
 #: Most points of a curve; a longer run is thinned out evenly.
 POINTS = 2000
-#: What a step may be placed at.
+#: The possible x axes.
 PLACES = ("computations", "seconds", "step")
 
 Record = Mapping[str, Any]
@@ -23,7 +23,7 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True)
 class Line:
-    """One figure: its key, what people call it, how it is found in a step, and how it is drawn."""
+    """One figure: its key, its label, how it is read from a step, and how it is drawn."""
 
     key: str
     label: str
@@ -36,14 +36,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines that share an axis; ``log`` says where a logarithmic one helps most."""
+    """Lines that share an axis; ``log`` means that a logarithmic axis suits them."""
 
     key: str
     title: str
     unit: str
     log: bool
     lines: tuple[Line, ...]
-    #: Behind the decimal point; None shows as many as a value takes.
+    #: Digits after the decimal point; None shows as many as a value needs.
     digits: int | None = None
 
 
@@ -52,7 +52,7 @@ def _of(name: str) -> Callable[[Record, Record], float | None]:
 
 
 def _added(name: str) -> Callable[[Record, Record], float | None]:
-    """What a step added to a sum over samples, for each sample of its batch."""
+    """The increase of a sum over samples in one step, per sample of its batch."""
 
     def find(now: Record, before: Record) -> float | None:
         total, size = number(now.get(name)), number(now.get("batch"))
@@ -101,6 +101,7 @@ CHARTS = (
             Line("bound_max", "largest", _of("bound_max")),
         ),
     ),
+    Chart("penalty", "Penalty of θ, part of the loss", "", False, (Line("penalty", "P(θ)", _of("penalty")),)),
     Chart("steps", "Step size", "", True, (Line("step_size", "step size", _of("step_size")),)),
     Chart(
         "gradients",
@@ -113,7 +114,7 @@ CHARTS = (
 
 
 def all_charts(metric: Metric) -> tuple[Chart, ...]:
-    """The loss, what the checks measured, and the rest."""
+    """The loss, the values of the checks, and all other charts."""
     lines = tuple(
         Line(name, f"{name} images", _of(f"{images}_{metric.name}"), checked=True)
         for images, name in IMAGES.items()
@@ -123,7 +124,7 @@ def all_charts(metric: Metric) -> tuple[Chart, ...]:
 
 
 def charts(metric: Metric) -> list[dict[str, Any]]:
-    """What there is to plot, for the page."""
+    """The charts that have data, for the page."""
     return [
         {
             "key": chart.key,
@@ -164,7 +165,7 @@ def _columns(rows: Sequence[tuple[Record, Record]], lines: Iterable[Line]) -> di
 
 
 def _thinned(rows: Sequence[_Row]) -> list[_Row]:
-    """At most ``POINTS`` of them, the first and the last among them."""
+    """At most ``POINTS`` of them, including the first and the last."""
     if len(rows) <= POINTS:
         return list(rows)
     last = len(rows) - 1
@@ -172,7 +173,7 @@ def _thinned(rows: Sequence[_Row]) -> list[_Row]:
 
 
 def rounded(value: float | None) -> float | None:
-    """To seven digits, which no plot can tell from the value."""
+    """Rounded to seven digits, which is exact enough for a plot."""
     if value is None:
         return None
     short = float(f"{value:.7g}")

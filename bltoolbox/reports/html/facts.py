@@ -10,6 +10,7 @@ from typing import Any
 
 from bltoolbox.config.names import GIVEN_FILE, METRICS_LOG, RECIPE_FILE
 from bltoolbox.config.recipe import recipe_summary
+from bltoolbox.config.validation import in_short
 from bltoolbox.config.yaml_text import dump_inline
 from bltoolbox.reports.compare.comparison import running_mean, span
 from bltoolbox.runs.history import RunHistory
@@ -17,13 +18,16 @@ from bltoolbox.runs.logs import log_end, log_start, number, read_environment, re
 from bltoolbox.runs.metric import Metric
 from bltoolbox.runs.settings import differing, flatten, labels, shown
 
-#: The entries of the ledger, in the order of the page: what they are called, and what they count.
+#: The entries of the ledger, in the order of the page: their names, and what they count.
 LEDGER = {
     "computations": ("Computations", "lower-level and linear iterations, summed over samples"),
     "lower_iterations": ("Lower-level iterations", "of the solver for x̃, summed over samples"),
     "linear_iterations": ("Linear iterations", "of the solver for the adjoint, summed over samples"),
-    "line_search": ("Line search", "the lower-level iterations that went into trial values"),
-    "slowest": ("Slowest sample", "iterations of the slowest sample of a chunk times its size"),
+    "line_search": ("Line search", "lower-level iterations spent on trial values"),
+    "slowest": (
+        "Slowest sample",
+        "iterations of the slowest sample of each chunk, times the size of the chunk",
+    ),
     "power_iterations": ("Power iterations", "for error bounds"),
     "gradients": ("Gradients", "of the lower level, for any purpose"),
     "hessian_products": ("Hessian products", "of the lower level"),
@@ -37,7 +41,7 @@ LEDGER = {
     ),
 }
 
-#: The sections of a recipe that tell what was run.
+#: The sections of a recipe that describe the run.
 _SECTIONS = (
     "data",
     "evaluation",
@@ -93,7 +97,7 @@ class RunFacts:
         return "interrupted"
 
     def ledger(self) -> dict[str, float]:
-        """The ledger at the end of the run, or as far as it has come."""
+        """The ledger at the end of the run, or so far."""
         last = _last_record(self.run)
         found = {key: number(self.run.summary.get(key, last.get(key))) for key in LEDGER}
         return {key: value for key, value in found.items() if value is not None}
@@ -122,7 +126,9 @@ class RunFacts:
         cards: list[tuple[str, str, str]] = []
         if (learned := values.get("learned")) is not None:
             measured, baseline = values.get("measured"), values.get("baseline")
-            gain = f"{metric.show(learned - measured, sign=True)} on measured" if measured is not None else ""
+            gain = (
+                f"{metric.show(learned - measured, sign=True)} over measured" if measured is not None else ""
+            )
             remark = gain if self.run.finished else "at the last check"
             cards.append((f"Test {metric.label}", metric.show(learned), remark))
             if baseline is not None:
@@ -160,7 +166,7 @@ class RunFacts:
         """The recipe in short."""
         recipe = self.run.recipe
         found = [(key, recipe[key]) for key in _SECTIONS if recipe.get(key) not in (None, "none", {})]
-        return [(key, _in_short(value)) for key, value in found]
+        return [(key, _line(in_short(key, value))) for key, value in found]
 
     def resolved(self) -> str:
         return read_source(self.run.path / RECIPE_FILE)
@@ -173,18 +179,18 @@ class RunFacts:
         return "\n".join(log_end(self.run.path)[-_TAIL:])
 
     def sources(self) -> list[tuple[str, str, str]]:
-        """Key, title and text of what the page quotes."""
+        """Key, title and text of each quoted file."""
         command = self.environment().get("command")
         parts = [
             ("resolved", "Resolved recipe, every default written out", self.resolved()),
-            ("given", "As it was given", self.given()),
+            ("given", "As given", self.given()),
             ("command", "Command", " ".join(map(str, command)) if isinstance(command, list) else ""),
             ("log", "End of the log", self.log()),
         ]
         return [part for part in parts if part[2] or part[0] == "resolved"]
 
     def surroundings(self) -> str:
-        """Versions and the machine, in a line."""
+        """Versions and the machine, on one line."""
         environment = self.environment()
         known = [(name, environment.get(key)) for key, name in _SURROUNDINGS.items()]
         return " · ".join(f"{name} {value}" for name, value in known if value)
@@ -202,7 +208,7 @@ class RunFacts:
 
 
 def gather(runs: Sequence[RunHistory]) -> list[RunFacts]:
-    """Runs with labels that tell them apart."""
+    """Runs with distinct labels."""
     told = iter(_short([run.recipe for run in runs if run.recipe]))
     found: list[RunFacts] = []
     for run in runs:
@@ -222,7 +228,7 @@ def gather(runs: Sequence[RunHistory]) -> list[RunFacts]:
 
 
 def _short(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Labels with the last words of their keys alone, where no two keys end alike: ``step=0.1, size=8``."""
+    """Labels with only the last parts of their keys, if these are unique: ``step=0.1, size=8``."""
     keys = [key.removesuffix(".name") for key in differing(recipes)]
     ends = [key.rpartition(".")[2] for key in keys]
     found = labels(recipes)
@@ -233,7 +239,7 @@ def _short(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def differences(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
-    """The settings in which runs differ, and what each of them has there."""
+    """The settings in which runs differ, with the value of each run."""
     recipes = [one.run.recipe for one in runs]
     flat = [flatten(recipe) for recipe in recipes]
     keys = differing(recipes)
@@ -250,7 +256,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
-def _in_short(value: Any) -> str:
+def _line(value: Any) -> str:
     """A component with its options, as a recipe writes it on one line; what is not set is left out."""
     if isinstance(value, Mapping):
         known = {key: item for key, item in value.items() if item is not None and key != "name"}
@@ -267,7 +273,7 @@ def _cut(text: str, length: int = 200) -> str:
 
 
 def _name(run: RunHistory) -> str:
-    """What the recipe is called."""
+    """The name of the recipe."""
     if isinstance(name := read_environment(run.path).get("recipe"), str) and name:
         return name
     log = log_start(run.path)

@@ -1,7 +1,7 @@
-"""The page as text: ``static/page.html`` has its structure, and escapes all that comes from a run.
+"""The page as text: ``static/page.html`` has its structure, and escapes everything that comes from a run.
 
-The page's own policy allows only these styles and scripts, known by their hashes, and pictures that are
-part of it: whatever a recipe says, no request leaves the browser and nothing of a recipe can be executed.
+The policy of the page allows only these styles and scripts, identified by their hashes, and embedded pictures: whatever
+a recipe contains, no request leaves the browser, and nothing in a recipe can be executed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bltoolbox.runs.metric import most_common
 
 PAGE = Path(__file__).parent / "static"
 _SCRIPTS = ("ticks.js", "chart.js", "viewer.js", "page.js")
-#: Colours of runs; beyond them lines are told apart by their dashes as well.
+#: Colours of runs; further lines are also distinguished by dashes.
 COLOURS = 8
 _MARKS = {
     "finished": "Finished",
@@ -38,7 +38,7 @@ _MARKS = {
 
 
 def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Sequence[str]) -> str:
-    """The whole page."""
+    """The page as HTML."""
     style = _read("style.css")
     script = "\n".join(_read(name) for name in _SCRIPTS)
     several = len(runs) > 1
@@ -70,7 +70,7 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
 
 
 def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str, Any]:
-    """What the scripts draw: curves, images and filters; each picture once."""
+    """The data that the scripts draw: curves, images and filters; each picture once."""
     assets: dict[str, str] = {}
     metric = most_common([one.metric for one in runs])
 
@@ -165,7 +165,7 @@ class Column:
 
 
 def _columns(runs: Sequence[RunFacts]) -> list[Column]:
-    """How runs went and what they found."""
+    """The outcome of each run."""
     columns: list[Column] = []
     metric = most_common([one.metric for one in runs])
     form = f".{metric.digits}f"
@@ -199,7 +199,7 @@ def _ledger(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[float | None]
 
 
 def _json(data: Any) -> str:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot close the element that contains it."""
     text = json.dumps(finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

@@ -1,7 +1,7 @@
-"""Pictures for the report: restored evaluation images, and what the regularizer shows of θ.
+"""Pictures for the report: restored evaluation images, and the pictures of θ.
 
 A finished run leaves its evaluation images in ``images/`` (measured, baseline, learned, true), so that a page can
-be made without computing anything. Where they are missing, a few images are restored with the θ that is there.
+be made without computing anything. If they are missing, a few images are restored with the available θ.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Learned:
-    """What the regularizer shows of θ."""
+    """The pictures and potentials of the regularizer."""
 
     filters: list[bytes] = field(default_factory=list, repr=False)
     weights: list[float] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Everything to look at of one run, and why something is missing."""
+    """All pictures of one run, and why any are missing."""
 
     scenes: list[Scene] = field(default_factory=list)
     learned: Learned = Learned()
@@ -103,18 +103,18 @@ def collect(
     if not scenes and images and run.recipe.get("evaluation") is not None:
         try:
             scenes = _restore(run, model, images, registry)
-        except Exception as error:  # θ may be of another shape than its recipe says
+        except Exception as error:  # θ may have another shape than its recipe requires
             notes.append(f"the evaluation images cannot be shown: {error}")
     try:
         learned = show_learned(model)
-    except Exception as error:  # a plugin's own method, of which a page must not depend
+    except Exception as error:  # a plugin's own method, on which a page must not depend
         learned = Learned()
         notes.append(f"the learned parameters cannot be shown: {type(error).__name__}: {error}")
     return Pictures(scenes, learned, notes)
 
 
 def read_scenes(folder: Path, metrics: Sequence[Metric] = (UNDESCRIBED,)) -> list[Scene]:
-    """The images that a run has left, with their metrics; none where they are missing or damaged."""
+    """The images that a run has left, with their metrics; none if they are missing or damaged."""
     try:
         index = read_index(folder)
         _check_total(folder, [str(part["file"]) for one in index for part in one["variants"]])
@@ -175,7 +175,7 @@ def _restore(run: RunHistory, model: Model, images: int, registry: Registry | No
     registry, recipe = registry or load_registry(), replace(model.recipe, device="cpu")
     samples = evaluation_samples(recipe, model.problem, registry)
     if samples.shape[-1] * samples.shape[-2] > _MAX_RESTORED:
-        raise BltError(f"they are of {samples.shape[-2]}×{samples.shape[-1]} pixels, too many for a page")
+        raise BltError(f"they have {samples.shape[-2]}×{samples.shape[-1]} pixels, too many for a page")
     found = evaluate(
         model.problem,
         model.theta,
@@ -230,7 +230,7 @@ def _middle(image: Tensor) -> Tensor:
 
 
 def show_learned(model: Model) -> Learned:
-    """Filters, their weights and their potentials, where the regularizer has some."""
+    """Filters, their weights and their potentials, if the regularizer has any."""
     from bltoolbox.restoration.variational import split
 
     regularizer, theta = model.problem.regularizer, split(model.theta, "regularizer")
@@ -253,7 +253,7 @@ def show_learned(model: Model) -> Learned:
 
 
 def encode_png(image: Tensor) -> bytes:
-    """(C, H, W) with values in [0, 1]; other than one or three channels are shown by their length."""
+    """(C, H, W) with values in [0, 1]; with other than one or three channels, the norm over channels."""
     import numpy as np
     from PIL import Image
 

@@ -28,7 +28,7 @@ from PIL import Image, UnidentifiedImageError
 from bltoolbox.config.reading import IMAGE_FILE, PIXELS, FileRefused, file_size, open_file
 from bltoolbox.restoration.pictures.tiff_header import check_tiff, is_tiff
 
-#: File names that may be images we read, in lower case.
+#: Suffixes of image files that can be read, in lower case.
 SUFFIXES = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".dib", ".gif"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"}
@@ -60,7 +60,7 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of an image before it is decoded: its sides as it is to be shown, and 1 or 3 channels."""
+    """The properties of an image before it is decoded: its displayed height and width, and 1 or 3 channels."""
 
     height: int
     width: int
@@ -68,7 +68,7 @@ class Header:
 
 
 def read_header(path: Path | str) -> Header:
-    """Open an image without decoding it; one that seems cut off is decoded once, to be sure."""
+    """Open an image without decoding it; one that seems truncated is decoded once to verify it."""
     with opened(path) as image:
         header = Header(*_shown_size(image), channels=1 if _is_gray(image) else 3)
         if _cut_off(image, path):
@@ -86,7 +86,7 @@ def read_image(
     """The image as H×W×C, values in [0, 1].
 
     ``resize`` scales the shorter side to it and cuts the middle square; ``crop`` then cuts a square around the
-    centre. ``channels`` 3 repeats gray, 1 takes the luma of colour; the file decides when left out.
+    centre. ``channels`` 3 repeats gray, 1 takes the luma of colour; by default as in the file.
     """
     with opened(path) as image:
         image.load()

@@ -1,4 +1,4 @@
-"""The properties that each role promises; importing this package declares them all."""
+"""The properties that each role promises; importing this package registers them all."""
 
 from bltoolbox.testing.checks import (
     data,
@@ -6,7 +6,9 @@ from bltoolbox.testing.checks import (
     data_term_claims,
     hypergradient,
     logger,
+    noise,
     operator,
+    parameters,
     regularizer,
     regularizer_bounds,
     sampler,
@@ -33,7 +35,9 @@ __all__ = [
     "data_term_claims",
     "hypergradient",
     "logger",
+    "noise",
     "operator",
+    "parameters",
     "regularizer",
     "regularizer_bounds",
     "sampler",

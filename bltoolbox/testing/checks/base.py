@@ -1,8 +1,8 @@
-"""What all properties share: how one is declared, what it is tried on, and how it fails.
+"""What all properties share: how they are declared, what they are tested on, and how they fail.
 
-A property is a function of a ``Subject``, which builds the component afresh whenever it is called. It returns
-when the property holds, and otherwise raises a ``ConformanceFailure`` whose message is a sentence to the author
-of the component: which input, what was expected, what came, and a likely cause.
+A property is a function of a ``Subject``, which builds a new component each time it is called. It returns if the
+property holds, and otherwise raises a ``ConformanceFailure`` whose message tells the author of the component which
+input was used, what was expected, what was returned, and the likely cause.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class ConformanceFailure(AssertionError):
 
 
 class NotApplicable(Exception):
-    """The property says nothing about this component, for the reason given."""
+    """The property does not apply to this component, for the given reason."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A component under test: each call builds a new one from its example options, or those given on top."""
+    """A component under test: each call builds a new one from its example options, overridden by those given."""
 
     registered: Registered
     registry: Registry
@@ -50,21 +50,19 @@ class Subject:
         return self.registered.load()
 
     def options(self) -> dict[str, Any]:
-        """Its own example, in a folder that is there."""
+        """The options of its example, in a folder that exists."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        found = self.cls.example(self.folder)
-        if not isinstance(found, Mapping):
-            fail(f"example() must return a mapping of options, not {_a(found)}")
-        return {**found, **self.given}
+        options = self.cls.example(self.folder)
+        if not isinstance(options, Mapping):
+            fail(f"example() must return a mapping of options, not {_a(options)}")
+        return {**options, **self.given}
 
     def __call__(self) -> Any:
         checker = Checker(self.registry)
         given = {"name": self.registered.name, **self.options()}
         block = checker.value(Type("component", role=self.registered.kind), given, ())
         if checker.issues:
-            hint = (
-                "give every parameter a default, or options to try it with by a classmethod example(folder)"
-            )
+            hint = "give every parameter a default, or return options for the check from a classmethod example(folder)"
             fail(f"{'; '.join(issue.message for issue in checker.issues)}: {hint}")
         return self.registry.build(block)
 
@@ -74,14 +72,14 @@ Check = Callable[[Subject], None]
 
 @dataclass(frozen=True)
 class Property:
-    """A property by the name that reports use."""
+    """A property, with the name that reports use."""
 
     kind: str
     name: str
     check: Check
 
     def __call__(self, subject: Subject) -> None:
-        """Returns, or raises ``ConformanceFailure`` or ``NotApplicable``."""
+        """Return, or raise ``ConformanceFailure`` or ``NotApplicable``."""
         __tracebackhide__ = True
         try:
             self.check(subject)
@@ -89,7 +87,7 @@ class Property:
             raise ConformanceFailure(self.name, failure.message) from None
 
 
-#: All properties by kind, in the order of their declaration.
+#: All properties by kind, in the order in which they are declared.
 PROPERTIES: dict[str, list[Property]] = {}
 
 
@@ -112,44 +110,46 @@ def require(condition: bool, message: str) -> None:
         fail(message)
 
 
-def require_close(found: Tensor, expected: Tensor, tol: float, message: str, cause: str) -> None:
-    """``found`` within ``tol`` times the size of ``expected``; else a sentence with both and the likely cause."""
-    require_shape(found, expected.shape, message)
-    difference = (found.detach().double() - expected.detach().double()).flatten()
+def require_close(actual: Tensor, expected: Tensor, tol: float, message: str, cause: str) -> None:
+    """Fail unless ``actual`` is within ``tol`` times the norm of ``expected``, and report both and the likely cause."""
+    require_shape(actual, expected.shape, message)
+    difference = (actual.detach().double() - expected.detach().double()).flatten()
     size = float(expected.detach().double().flatten().norm())
     error = float(difference.norm()) / max(size, 1e-300) if size else float(difference.norm())
     if not error <= tol:
         at = int(difference.abs().nan_to_num(float("inf")).argmax()) if difference.numel() else 0
-        got, wanted = float(found.flatten()[at]), float(expected.flatten()[at])
+        got, wanted = float(actual.flatten()[at]), float(expected.flatten()[at])
         fail(
-            f"{message}: expected {wanted:.6g}, got {got:.6g} where they differ most"
+            f"{message}: expected {wanted:.6g}, got {got:.6g} at the largest difference"
             f" (relative error {error:.1e}, allowed {tol:.0e}); {cause}"
         )
 
 
-def require_shape(found: Any, shape: torch.Size | tuple[int, ...], what: str) -> None:
-    if not isinstance(found, Tensor):
-        fail(f"{what}: expected a tensor, got {_a(found)}")
+def require_shape(actual: Any, shape: torch.Size | tuple[int, ...], what: str) -> None:
+    if not isinstance(actual, Tensor):
+        fail(f"{what}: expected a tensor, got {_a(actual)}")
     require(
-        tuple(found.shape) == tuple(shape), f"{what}: expected shape {tuple(shape)}, got {tuple(found.shape)}"
+        tuple(actual.shape) == tuple(shape),
+        f"{what}: expected shape {tuple(shape)}, got {tuple(actual.shape)}",
     )
 
 
-def require_like(found: Any, like: Tensor, what: str, shape: tuple[int, ...] | None = None) -> None:
-    """Of the same dtype, device and (unless another is given) shape."""
-    require_shape(found, tuple(like.shape) if shape is None else shape, what)
+def require_like(actual: Any, like: Tensor, what: str, shape: tuple[int, ...] | None = None) -> None:
+    """Fail unless ``actual`` has the dtype, the device and (unless another is given) the shape of ``like``."""
+    require_shape(actual, tuple(like.shape) if shape is None else shape, what)
     require(
-        found.dtype == like.dtype,
-        f"{what}: expected {_short(like.dtype)} as the input, got {_short(found.dtype)};"
-        " make constants with x.new_tensor(…) or .to(x), and leave x itself in its dtype",
+        actual.dtype == like.dtype,
+        f"{what}: expected {_short(like.dtype)} like the input, got {_short(actual.dtype)};"
+        " create constants with x.new_tensor(…) or .to(x), and do not convert x itself",
     )
     require(
-        found.device == like.device, f"{what}: expected a tensor on {like.device}, got one on {found.device}"
+        actual.device == like.device,
+        f"{what}: expected a tensor on {like.device}, got one on {actual.device}",
     )
 
 
 class Untouched:
-    """Copies of everything handed out, to be compared afterwards."""
+    """Copies of the arguments of a call, to be compared with them afterwards."""
 
     def __init__(self, **inputs: Any) -> None:
         self.inputs = inputs
@@ -188,7 +188,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Standard normal numbers that depend on the seed alone."""
+    """Standard normal numbers that depend only on the seed."""
     return torch.randn(shape, dtype=torch.float64, generator=keyed_generator("check", seed)).to(dtype)
 
 

@@ -1,6 +1,6 @@
 """Properties of data terms: values and their derivatives, entry by entry.
 
-D is a sum over entries, so that one entry changed in a copy of the measurements shows d of that entry alone.
+D is a sum over entries, so changing one entry in a copy of the measurements isolates the d of that entry.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from bltoolbox.testing.problems import smooth_images
 
 KIND = "data_term"
 COUNT = 3
-#: Entries that are looked at one by one.
+#: Number of entries that are tested one by one.
 ENTRIES = 48
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A data term with θ, measurements y that it accepts, and images t = A x of them."""
+    """A data term with θ, measurements y that it accepts, and arguments t = A x."""
 
     term: DataTerm
-    #: As the component named them; ``theta`` is prepared.
+    #: The parameters as ``init_params`` returns them; ``theta`` has passed through ``prepare``.
     raw: dict[str, Tensor]
     theta: Theta
     t: Tensor
@@ -58,7 +58,7 @@ class Trial:
 
     @property
     def scale(self) -> float:
-        """The size of the measurements."""
+        """The root mean square of the measurements."""
         return float(self.y.square().mean().sqrt())
 
     def value(self, t: Tensor, y: Tensor | None = None) -> Tensor:
@@ -72,16 +72,21 @@ class Trial:
 
 
 def candidates(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Measurements to try: of any sign, not negative, counts with zeros among them, and positive counts."""
+    """Measurements to try: of either sign, non-negative, counts that include zeros, and positive counts."""
     images = smooth_images(COUNT, shape).double()
     noisy = images + 0.2 * normal(COUNT, *shape, seed=1)
     counts = (20 * noisy).clamp_min(0).round()
-    found = {"signed": noisy, "not negative": noisy.abs(), "counts": counts, "positive counts": counts + 1}
-    return {name: y.to(dtype) for name, y in found.items()}
+    measurements = {
+        "signed": noisy,
+        "not negative": noisy.abs(),
+        "counts": counts,
+        "positive counts": counts + 1,
+    }
+    return {name: y.to(dtype) for name, y in measurements.items()}
 
 
 def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
-    """With the first measurements that ``check_measurements`` accepts."""
+    """A trial with the first measurements that ``check_measurements`` accepts."""
     term = subject()
     shape = fitting_shape(term)
     tried = candidates(shape, dtype)
@@ -89,7 +94,7 @@ def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
     if y is None:
         fail(
             f"check_measurements refuses all measurements tried ({', '.join(tried)}: images with noise, and counts"
-            " up to about 20); it must accept what the term is for"
+            " up to about 20); it must accept the measurements that the term is meant for"
         )
     raw = cast(parameters(term, shape), dtype)
     scale = float(y.square().mean().sqrt())
@@ -102,65 +107,65 @@ def entries(value: Tensor | float, like: Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand_as(like)
 
 
-def places(one: Trial) -> dict[str, Tensor]:
-    """Arguments t to try: solvers may come anywhere."""
+def places(case: Trial) -> dict[str, Tensor]:
+    """Arguments t to try: iterates of a solver may be anywhere."""
     return {
-        "t near y": one.t,
-        "t = y": one.y.clone(),
-        "t = 0": torch.zeros_like(one.y),
-        "t far from y": one.y + 10 * one.scale * normal(*one.y.shape, seed=3),
-        "t very far from y": one.y + 1e3 * one.scale * normal(*one.y.shape, seed=4),
+        "t near y": case.t,
+        "t = y": case.y.clone(),
+        "t = 0": torch.zeros_like(case.y),
+        "t far from y": case.y + 10 * case.scale * normal(*case.y.shape, seed=3),
+        "t very far from y": case.y + 1e3 * case.scale * normal(*case.y.shape, seed=4),
     }
 
 
-def chosen(one: Trial) -> Tensor:
-    """Indices of entries of the first sample, the whole sample where it is small."""
-    return torch.randperm(one.y[0].numel(), generator=keyed_generator("entries"))[:ENTRIES]
+def chosen(case: Trial) -> Tensor:
+    """Indices of entries of the first sample: all of them if the sample is small."""
+    return torch.randperm(case.y[0].numel(), generator=keyed_generator("entries"))[:ENTRIES]
 
 
-def single(one: Trial, t: Tensor, index: Tensor, offset: Tensor) -> Tensor:
+def single(case: Trial, t: Tensor, index: Tensor, offset: Tensor) -> Tensor:
     """d(t_k + offset_k; y_k) − d(t_k; y_k) for the entries ``index`` of the first sample, one copy for each."""
     copies = t[:1].flatten(1).repeat(len(index), 1)
     copies[torch.arange(len(index)), index] += offset
-    y = one.y[:1].expand(len(index), *one.y.shape[1:])
-    return one.value(copies.view(y.shape), y) - one.value(t[:1], one.y[:1])
+    y = case.y[:1].expand(len(index), *case.y.shape[1:])
+    return case.value(copies.view(y.shape), y) - case.value(t[:1], case.y[:1])
 
 
-def everything(one: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
-    """All that a data term says, by what a report calls it."""
-    t, y = (part if index is None else part[index] for part in (one.t, one.y))
-    found = {
-        "value": one.value(t, y),
-        "gradient": one.gradient(t, y),
-        "curvature": one.curvature(t, y),
+def everything(case: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
+    """Every result of a data term, by the name that a report uses."""
+    t, y = (part if index is None else part[index] for part in (case.t, case.y))
+    results = {
+        "value": case.value(t, y),
+        "gradient": case.gradient(t, y),
+        "curvature": case.curvature(t, y),
     }
-    if one.term.offers("majorant"):
-        found["majorant"] = entries(one.term.majorant(one.theta, t, y), t)
-    if one.term.offers("prox"):
-        found["prox"] = one.term.prox(one.theta, t, y, 0.5)
-    return found
+    if case.term.offers("majorant"):
+        results["majorant"] = entries(case.term.majorant(case.theta, t, y), t)
+    if case.term.offers("prox"):
+        results["prox"] = case.term.prox(case.theta, t, y, 0.5)
+    return results
 
 
 @holds(KIND, "value is one number per sample")
 def value_shape(subject: Subject) -> None:
-    one = trial(subject)
+    case = trial(subject)
     what = f"value of {COUNT} measurements (sum over entries, not over the batch)"
-    require_like(one.value(one.t), one.t, what, (COUNT,))
+    require_like(case.value(case.t), case.t, what, (COUNT,))
 
 
 @holds(KIND, "defined for every t")
 def defined(subject: Subject) -> None:
-    one = trial(subject)
-    for where, t in places(one).items():
+    case = trial(subject)
+    for where, t in places(case).items():
         for name, number in (
-            ("value", one.value(t)),
-            ("gradient", one.gradient(t)),
-            ("curvature", one.curvature(t)),
+            ("value", case.value(t)),
+            ("gradient", case.gradient(t)),
+            ("curvature", case.curvature(t)),
         ):
             require(
                 bool(torch.isfinite(number).all()),
-                f"{name} is not finite at {where}; a solver may come there, so continue the term beyond where its"
-                " formula holds, e.g. by the parabola with the same slope and curvature",
+                f"{name} is not finite at {where}; iterates of a solver may reach it, so extend the term beyond the"
+                " domain of its formula, e.g. by the parabola with the same slope and curvature",
             )
 
 
@@ -177,55 +182,59 @@ def batch_independent(subject: Subject) -> None:
 @holds(KIND, "float32 and float64 are kept")
 def dtype_kept(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
-        one = trial(subject, dtype)
+        case = trial(subject, dtype)
         kind = str(dtype)[6:]
-        require_like(one.value(one.t), one.t, f"value of {kind} measurements", (COUNT,))
-        require_like(one.gradient(one.t), one.t, f"gradient of {kind} measurements")
+        require_like(case.value(case.t), case.t, f"value of {kind} measurements", (COUNT,))
+        require_like(case.gradient(case.t), case.t, f"gradient of {kind} measurements")
         for name in ("curvature", "majorant"):
-            if name == "curvature" or one.term.offers(name):
-                number = getattr(one.term, name)(one.theta, one.t, one.y)
+            if name == "curvature" or case.term.offers(name):
+                number = getattr(case.term, name)(case.theta, case.t, case.y)
                 if isinstance(number, Tensor):
-                    require_like(number, one.t, f"{name} of {kind} measurements", tuple(number.shape))
-        if one.term.offers("prox"):
-            require_like(one.term.prox(one.theta, one.t, one.y, 0.5), one.t, f"prox of {kind} measurements")
+                    require_like(number, case.t, f"{name} of {kind} measurements", tuple(number.shape))
+        if case.term.offers("prox"):
+            require_like(
+                case.term.prox(case.theta, case.t, case.y, 0.5), case.t, f"prox of {kind} measurements"
+            )
 
 
 @holds(KIND, "inputs are left untouched")
 def untouched(subject: Subject) -> None:
-    one = trial(subject)
+    case = trial(subject)
     calls: dict[str, Callable[[], object]] = {
-        "value": lambda: one.value(one.t),
-        "gradient": lambda: one.gradient(one.t).zero_(),
-        "curvature": lambda: one.term.curvature(one.theta, one.t, one.y),
-        "spectrum": lambda: one.term.spectrum(one.theta, one.y),
-        "third": lambda: one.term.third(one.theta, one.y),
-        "check_measurements": lambda: one.term.check_measurements(one.y),
+        "value": lambda: case.value(case.t),
+        "gradient": lambda: case.gradient(case.t).zero_(),
+        "curvature": lambda: case.term.curvature(case.theta, case.t, case.y),
+        "spectrum": lambda: case.term.spectrum(case.theta, case.y),
+        "third": lambda: case.term.third(case.theta, case.y),
+        "check_measurements": lambda: case.term.check_measurements(case.y),
     }
-    if one.term.offers("majorant"):
-        calls["majorant"] = lambda: one.term.majorant(one.theta, one.t, one.y)
-    if one.term.offers("prox"):
-        calls["prox"] = lambda: one.term.prox(one.theta, one.t, one.y, 0.5)
+    if case.term.offers("majorant"):
+        calls["majorant"] = lambda: case.term.majorant(case.theta, case.t, case.y)
+    if case.term.offers("prox"):
+        calls["prox"] = lambda: case.term.prox(case.theta, case.t, case.y, 0.5)
     for name, call in calls.items():
-        guard = Untouched(theta=dict(one.theta), t=one.t, y=one.y)
+        guard = Untouched(theta=dict(case.theta), t=case.t, y=case.y)
         call()
-        guard.verify("writing to what gradient returned" if name == "gradient" else name)
+        guard.verify("writing to the result of gradient" if name == "gradient" else name)
 
 
 @holds(KIND, "gradient matches finite differences of the value")
 def gradient(subject: Subject) -> None:
-    one = trial(subject)
-    index = chosen(one)
+    case = trial(subject)
+    index = chosen(case)
     for where in ("t near y", "t far from y"):
-        t = places(one)[where]
-        claimed = one.gradient(t)[0].flatten()[index]
+        t = places(case)[where]
+        claimed = case.gradient(t)[0].flatten()[index]
 
         def along(h: float, t: Tensor = t) -> Tensor:
-            return single(one, t, index, torch.full((len(index),), h * one.scale, dtype=t.dtype)) / one.scale
+            return (
+                single(case, t, index, torch.full((len(index),), h * case.scale, dtype=t.dtype)) / case.scale
+            )
 
         _agree(along, claimed, f"gradient at {where}", "differences of the value in one entry")
         with torch.enable_grad():
             leaf = t.clone().requires_grad_()
-            total = one.value(leaf).sum()
+            total = case.value(leaf).sum()
         if not total.requires_grad:
             fail(
                 "value is not differentiable in t; compute it with torch operations, without detach or .item()"
@@ -233,57 +242,57 @@ def gradient(subject: Subject) -> None:
         automatic = torch.autograd.grad(total, leaf)[0]
         cause = "value must be differentiable in t, without detach or no_grad"
         require_close(
-            one.gradient(t), automatic, 1e-9, f"gradient at {where} against autograd of value", cause
+            case.gradient(t), automatic, 1e-9, f"gradient at {where} against autograd of value", cause
         )
 
 
 @holds(KIND, "curvature matches finite differences of the gradient")
 def curvature(subject: Subject) -> None:
-    one = trial(subject)
-    other = one.t + one.scale * normal(*one.t.shape, seed=5) * _checkerboard(one.t)
-    kept = (one.gradient(other) - one.gradient(one.t)) * (1 - _checkerboard(one.t))
+    case = trial(subject)
+    other = case.t + case.scale * normal(*case.t.shape, seed=5) * _checkerboard(case.t)
+    kept = (case.gradient(other) - case.gradient(case.t)) * (1 - _checkerboard(case.t))
     require(
-        float(kept.abs().max()) <= 1e-12 * (1 + float(one.gradient(one.t).abs().max())),
+        float(kept.abs().max()) <= 1e-12 * (1 + float(case.gradient(case.t).abs().max())),
         "gradient of an entry changes with other entries of t; a data term is a sum of d(t_k; y_k) over entries",
     )
     for where in ("t near y", "t far from y"):
-        t = places(one)[where]
+        t = places(case)[where]
 
         def along(h: float, t: Tensor = t) -> Tensor:
-            return one.gradient(t + h * one.scale) / one.scale
+            return case.gradient(t + h * case.scale) / case.scale
 
-        _agree(along, one.curvature(t), f"curvature at {where}", "differences of the gradient in t")
+        _agree(along, case.curvature(t), f"curvature at {where}", "differences of the gradient in t")
 
 
 @holds(KIND, "gradient is differentiable in t, y and θ")
 def differentiable(subject: Subject) -> None:
-    one = trial(subject)
-    u = normal(*one.t.shape, seed=6)
+    case = trial(subject)
+    u = normal(*case.t.shape, seed=6)
     with torch.enable_grad():
-        t, y = one.t.clone().requires_grad_(), one.y.clone().requires_grad_()
-        slope = one.gradient(t, y)
+        t, y = case.t.clone().requires_grad_(), case.y.clone().requires_grad_()
+        slope = case.gradient(t, y)
         if not slope.requires_grad:
             fail("gradient is not differentiable in t and y; avoid detach, .item() and no_grad")
         by = torch.autograd.grad(slope.sum(), [t, y], allow_unused=True)
-    in_t, in_y = (torch.zeros_like(one.t) if part is None else part for part in by)
+    in_t, in_y = (torch.zeros_like(case.t) if part is None else part for part in by)
     cause = "the derivative of gradient in t is the curvature"
-    require_close(in_t, one.curvature(one.t), 1e-9, "autograd of gradient in t", cause)
+    require_close(in_t, case.curvature(case.t), 1e-9, "autograd of gradient in t", cause)
 
     def along_y(h: float) -> Tensor:
-        return one.gradient(one.t, one.y + h * one.scale) / one.scale
+        return case.gradient(case.t, case.y + h * case.scale) / case.scale
 
     _agree(along_y, in_y, "autograd of gradient in y", "differences of the gradient in y")
-    for name in one.raw:
-        direction = {n: normal(*v.shape, seed=7) * (n == name) for n, v in one.raw.items()}
+    for name in case.raw:
+        direction = {n: normal(*v.shape, seed=7) * (n == name) for n, v in case.raw.items()}
 
         def value(theta: Theta) -> Tensor:
-            return one.term.value(one.term.prepare(theta), one.t, one.y).sum()
+            return case.term.value(case.term.prepare(theta), case.t, case.y).sum()
 
         def pairing(theta: Theta) -> Tensor:
-            return (one.term.gradient(one.term.prepare(theta), one.t, one.y) * u).sum()
+            return (case.term.gradient(case.term.prepare(theta), case.t, case.y) * u).sum()
 
         for what, function in (("value", value), ("gradient", pairing)):
-            _theta_agrees(one.raw, name, direction, function, what)
+            _theta_agrees(case.raw, name, direction, function, what)
 
 
 def _theta_agrees(
@@ -300,11 +309,11 @@ def _theta_agrees(
     require(
         error <= 1e-5 or abs(float(quotient - claimed)) <= 1e-9,
         f"autograd of {what} in θ[{name!r}]: expected {float(quotient):.6g} from finite differences in θ, got"
-        f" {float(claimed):.6g}; a part of it may not depend on θ for autograd",
+        f" {float(claimed):.6g}; part of the computation may be hidden from autograd",
     )
 
 
-@holds(KIND, "initial parameters are float64 and depend on the generator alone")
+@holds(KIND, "initial parameters are float64 and depend only on the generator")
 def initial_parameters(subject: Subject) -> None:
     first = subject()
     theta = require_initial_parameters(first, subject())
@@ -324,7 +333,7 @@ def _agree(function: Callable[[float], Tensor], claimed: Tensor, what: str, than
     require(
         bool((error <= allowed).all()),
         f"{what}: expected {float(quotient.flatten()[worst]):.6g} from {than}, got"
-        f" {float(claimed.flatten()[worst]):.6g} where they differ most{factor}",
+        f" {float(claimed.flatten()[worst]):.6g} at the largest difference{factor}",
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Ask, Estimate, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.bilevel.tensors import norm
@@ -67,23 +69,24 @@ def shapes(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
         lower = bench.lower(dtype)
         x, _ = _closed(bench)
-        found = _ask(subject(), lower, bench.x_true, x.to(dtype), _weights(3, dtype), 1e-3)
+        estimate = _ask(subject(), lower, bench.x_true, x.to(dtype), _weights(3, dtype), 1e-3)
         require(
-            isinstance(found, Estimate), f"estimate must return an Estimate, not a {type(found).__name__}"
+            isinstance(estimate, Estimate),
+            f"estimate must return an Estimate, not a {type(estimate).__name__}",
         )
         names = list(lower.theta)
         require(
-            set(found.gradient) == set(names),
-            f"gradient must have the names {names}, not {list(found.gradient)}",
+            set(estimate.gradient) == set(names),
+            f"gradient must have the names {names}, not {list(estimate.gradient)}",
         )
         for name, value in lower.theta.items():
-            require_like(found.gradient[name], value, f"gradient[{name!r}] in {str(dtype)[6:]}")
-        require_like(found.residual, lower.mu, f"residual in {str(dtype)[6:]} (one per sample)", (3,))
-        whole = found.iterations.shape == (3,) and not found.iterations.is_floating_point()
-        require(whole, "iterations must be whole numbers, one per sample")
+            require_like(estimate.gradient[name], value, f"gradient[{name!r}] in {str(dtype)[6:]}")
+        require_like(estimate.residual, lower.mu, f"residual in {str(dtype)[6:]} (one per sample)", (3,))
+        whole = estimate.iterations.shape == (3,) and not estimate.iterations.is_floating_point()
+        require(whole, "iterations must be integers, one per sample")
         if subject.cls.gives_adjoint:
-            require(found.adjoint is not None, "it returns no adjoint; set gives_adjoint = False")
-            require_like(found.adjoint, x.to(dtype), f"adjoint in {str(dtype)[6:]}")
+            require(estimate.adjoint is not None, "it returns no adjoint; set gives_adjoint = False")
+            require_like(estimate.adjoint, x.to(dtype), f"adjoint in {str(dtype)[6:]}")
 
 
 @holds(KIND, "points downhill")
@@ -94,8 +97,8 @@ def downhill(subject: Subject) -> None:
     cosine = float(z @ truth / (z.norm() * truth.norm()).clamp_min(1e-300))
     require(
         cosine > 0.1,
-        f"−z does not point downhill on a quadratic problem: the cosine of z and ∇f is {cosine:.3g}, and should be"
-        " near 1; is the sign of the mixed derivative right (z = −∂_θ⟨∇h, q⟩)?",
+        f"−z does not point downhill on a quadratic problem: the cosine of z and ∇f is {cosine:.3g}, but should be"
+        " near 1; check the sign of the mixed derivative (z = −∂_θ⟨∇h, q⟩)",
     )
 
 
@@ -105,7 +108,7 @@ def closed_form(subject: Subject) -> None:
     bench = quadratic(subject)
     x, expected = _closed(bench)
     z = _ask(subject(), bench.lower(), bench.x_true, x, _weights(3)).gradient
-    cause = "z = −Σ v_i ∂_θ⟨∇h_i, q_i⟩ with ∇²h q = ∇g; weights scale z, never the system"
+    cause = "z = −Σ v_i ∂_θ⟨∇h_i, q_i⟩ with ∇²h q = ∇g; weights scale z, not the system"
     what = f"z of a quadratic problem at tolerance {TIGHT:g}, with the weights 0.5, 1, 1.5"
     require_close(_flat(z), _flat(expected), 1e-6, what, cause)
 
@@ -134,6 +137,48 @@ def finite_differences(subject: Subject) -> None:
     )
 
 
+@holds(KIND, "∂_θ g is part of z")
+def theta_gradient(subject: Subject) -> None:
+    bench = quadratic(subject)
+    x, _ = _closed(bench)
+    lower, weights = bench.lower(), _weights(3)
+    plain = SquaredDistance(bench.x_true.to(x))
+    learned = _Priced(plain, lower.theta)
+    found = []
+    for upper in (plain, learned):
+        ask = Ask(lower, upper, x, lower.start(), weights, Accuracy(TIGHT))
+        found.append(_flat(subject().estimate(ask).gradient))
+    expected = _flat(learned.theta_gradient(x, weights))
+    require_close(
+        found[1] - found[0],
+        expected,
+        1e-5,
+        "what ∂_θ g adds to z",
+        "add upper.theta_gradient(x, weights) to z, once and with these weights",
+    )
+
+
+@dataclass(frozen=True)
+class _Priced(Upper):
+    """∂_θ g_i = ‖x_i‖² in every parameter, besides a g that does not depend on θ."""
+
+    plain: Upper
+    theta: Theta
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.plain.value(x)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.plain.gradient(x)
+
+    def theta_gradient(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        price = (weights * norm(x).square()).sum()
+        return {name: torch.full_like(value, float(price)) for name, value in self.theta.items()}
+
+    def take(self, index: Tensor) -> _Priced:
+        return _Priced(self.plain.take(index), self.theta)
+
+
 @holds(KIND, "the error shrinks with the tolerance")
 def converges(subject: Subject) -> None:
     _exact(subject)
@@ -142,26 +187,27 @@ def converges(subject: Subject) -> None:
     x, expected = _closed(bench)
     slope = norm(bench.problem.regularizer.gradient(split(bench.theta, "regularizer"), x))
     for tol in (1e-1, 1e-3, 1e-6, 1e-9):
-        found = _ask(subject(), lower, bench.x_true, x, _weights(3), tol)
-        if found.adjoint is not None:
-            true = norm(SquaredDistance(bench.x_true).gradient(x) - lower.linearize(x).hvp(found.adjoint))
-            gap = float((found.residual - true).abs().max())
+        estimate = _ask(subject(), lower, bench.x_true, x, _weights(3), tol)
+        if estimate.adjoint is not None:
+            true = norm(SquaredDistance(bench.x_true).gradient(x) - lower.linearize(x).hvp(estimate.adjoint))
+            gap = float((estimate.residual - true).abs().max())
             require(
                 gap <= 1e-3 * float(true.max()) + 1e-13,
-                f"at tolerance {tol:g} it reports the residuals {found.residual.tolist()}, but recomputed from its"
+                f"at tolerance {tol:g} it reports the residuals {estimate.residual.tolist()}, but recomputed from its"
                 f" q they are {true.tolist()}; recompute ‖∇g − ∇²h q‖ from the q returned",
             )
-        worst = float(found.residual.max())
+        worst = float(estimate.residual.max())
         require(
-            worst <= 1.01 * tol, f"asked for a residual of {tol:g}, it stops at {worst:.3g}; raise its limit"
+            worst <= 1.01 * tol,
+            f"asked for a residual of {tol:g}, it stops at {worst:.3g}; raise its iteration limit",
         )
-        error = float((_flat(found.gradient) - _flat(expected)).norm())
+        error = float((_flat(estimate.gradient) - _flat(expected)).norm())
         # ‖Bᵀ(q − q*)‖ ≤ ‖B‖ tol/μ, and ‖B‖ ≤ ‖∇R‖ for an R that is linear in e^θ.
         allowed = float((_weights(3) * slope / lower.mu).sum()) * tol + 1e-9 * float(_flat(expected).norm())
         require(
             error <= allowed,
-            f"at tolerance {tol:g} z is wrong by {error:.3g} on a quadratic problem, more than such a residual allows"
-            f" ({allowed:.3g}); declare exact = False if no tolerance makes it exact",
+            f"at tolerance {tol:g} the error of z is {error:.3g} on a quadratic problem, more than such a residual"
+            f" allows ({allowed:.3g}); declare exact = False if no tolerance makes it exact",
         )
 
 
@@ -177,10 +223,11 @@ def batch_independent(subject: Subject) -> None:
     for index in batches(3):
         part = _ask(estimator, lower.take(index), bench.x_true[index], x[index], weights[index])
         gap = int((part.iterations - together.iterations[index]).abs().max())
-        cause = "scalars and stopping must be one per sample"
+        cause = "scalars and stopping criteria must be per sample"
         counts = (part.iterations.tolist(), together.iterations[index].tolist())
         require(
-            gap <= 2, f"{describe_batch(index)} took {counts[0]} iterations, in a batch {counts[1]}; {cause}"
+            gap <= 2,
+            f"{describe_batch(index)} took {counts[0]} iterations, but {counts[1]} in a batch; {cause}",
         )
         if len(index) == 1:
             total = total + _flat(part.gradient)
@@ -188,7 +235,7 @@ def batch_independent(subject: Subject) -> None:
             what = "z of the samples in reverse order"
             require_close(_flat(part.gradient), _flat(together.gradient), 1e-6, what, cause)
     what, cause = (
-        "z of a batch of 3 against the sum of those of its samples",
+        "z of a batch of 3 against the sum over its samples",
         "z = Σ weights_i z_i, not their mean",
     )
     require_close(_flat(together.gradient), total, 1e-6, what, cause)
@@ -202,12 +249,14 @@ def warm_start(subject: Subject) -> None:
     if cold.adjoint is None:
         raise NotApplicable("it has no adjoint to start from")
     warm = _ask(subject(), bench.lower(), bench.x_true, x, _weights(3), warm=cold.adjoint)
-    what = "z from the adjoint of the last call"
-    require_close(_flat(warm.gradient), _flat(cold.gradient), 1e-6, what, "it is only a start")
+    what = "z started from the adjoint of the previous call"
+    require_close(
+        _flat(warm.gradient), _flat(cold.gradient), 1e-6, what, "a warm start must only change the cost"
+    )
     require(
         int(warm.iterations.sum()) <= int(cold.iterations.sum()),
-        f"started at the solution it takes {warm.iterations.tolist()} iterations,"
-        f" from zero {cold.iterations.tolist()}",
+        f"started at the solution, it takes {warm.iterations.tolist()} iterations;"
+        f" started at zero, {cold.iterations.tolist()}",
     )
 
 
@@ -216,7 +265,7 @@ def deterministic(subject: Subject) -> None:
     bench = quadratic(subject)
     x, _ = _closed(bench)
     first, second = (_ask(subject(), bench.lower(), bench.x_true, x, _weights(3)).gradient for _ in range(2))
-    require(same(first, second), "two estimators built alike gave different z for the same x")
+    require(same(first, second), "two estimators with the same options returned different z for the same x")
 
 
 @holds(KIND, "inputs are left untouched")

@@ -1,4 +1,4 @@
-"""Properties of loggers: told the events of a small run, they take them and leave them as they are."""
+"""Properties of loggers: they handle the events of a small run and do not change them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bltoolbox.config.wording import reason_of
 from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds
 
 KIND = "logger"
-#: A run of a blink that tells everything there is to tell.
+#: A very short run that emits every kind of event.
 RECIPE: dict[str, Any] = {
     "device": "cpu",
     "data": {"name": "dead-leaves", "count": 4, "size": 16},
@@ -25,7 +25,7 @@ Event = tuple[str, tuple[Any, ...]]
 
 
 class _Recorder(Listener):
-    """Keeps what it receives."""
+    """Records every event with its arguments."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -37,7 +37,7 @@ class _Recorder(Listener):
 
 
 def _events(subject: Subject) -> list[Event]:
-    """The events of a run that would be in a directory that is there."""
+    """The events of a run whose directory exists."""
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.training.assemble import assemble
 
@@ -49,46 +49,46 @@ def _events(subject: Subject) -> list[Event]:
     return recorder.events
 
 
-def _tell(logger: Logger, event: str, *details: Any) -> None:
+def _notify(logger: Logger, event: str, *details: Any) -> None:
     try:
         getattr(logger, event)(*details)
     except Exception as error:
-        fail(f"{event} raised {reason_of(error)}; in a run it would be told nothing more from there on")
+        fail(f"{event} raised {reason_of(error)}; in a run, the logger would receive no further events")
 
 
-@holds(KIND, "a run can be told from its beginning to its end")
-def told(subject: Subject) -> None:
+@holds(KIND, "handles the events of a complete run")
+def complete_run(subject: Subject) -> None:
     logger = subject()
     for name, details in _events(subject):
-        _tell(logger, name, *details)
+        _notify(logger, name, *details)
 
 
-@holds(KIND, "a run that stopped can be told on")
-def told_on(subject: Subject) -> None:
+@holds(KIND, "handles the events of a resumed run")
+def resumed_run(subject: Subject) -> None:
     events = _events(subject)
     theta = events[0][1][0].theta
     steps = [details for name, details in events if name == "stepped"]
     first = subject()
-    _tell(first, "started", *events[0][1])
+    _notify(first, "started", *events[0][1])
     for details in steps[:3]:
-        _tell(first, "stepped", *details)
-    _tell(first, "aborted", theta, "interrupted")
-    # Another process: a new logger, the same directory, and the third step comes again.
+        _notify(first, "stepped", *details)
+    _notify(first, "aborted", theta, "interrupted")
+    # Another process: a new logger, the same directory, and the third step is repeated.
     second = subject()
-    _tell(second, "started", *events[0][1])
-    _tell(second, "resumed", 2)
+    _notify(second, "started", *events[0][1])
+    _notify(second, "resumed", 2)
     for details in steps[2:]:
-        _tell(second, "stepped", *details)
-    _tell(second, *(events[-1][0], *events[-1][1]))
+        _notify(second, "stepped", *details)
+    _notify(second, *(events[-1][0], *events[-1][1]))
 
 
-@holds(KIND, "what it receives is left unchanged")
+@holds(KIND, "arguments are left unchanged")
 def untouched(subject: Subject) -> None:
     logger = subject()
     for name, details in _events(subject):
-        guard = Untouched(**{f"number {k + 1}": one for k, one in enumerate(details)})
+        guard = Untouched(**{f"number {k + 1}": detail for k, detail in enumerate(details)})
         theta = details[0].theta if name in ("started", "finished") else {}
         parameters = Untouched(theta=theta)
-        _tell(logger, name, *details)
+        _notify(logger, name, *details)
         guard.verify(name)
         parameters.verify(name)

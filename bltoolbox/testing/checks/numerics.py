@@ -1,4 +1,4 @@
-"""Numerical tools of the checks: finite differences that keep off kinks, spectra, images and parameters to try."""
+"""Numerical tools of the checks: finite differences that avoid kinks, spectra, test images and parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from bltoolbox.testing.checks.base import (
 )
 from bltoolbox.testing.problems import smooth_images
 
-#: Images to try, (C, H, W), the first that a component's ``check`` accepts: not square, for what mixes up the two.
+#: Image shapes (C, H, W), of which the first that a component's ``check`` accepts is used. They are not square, to
+#: catch components that confuse height and width.
 SHAPES = (
     (3, 12, 14),
     (2, 12, 14),
@@ -38,10 +39,10 @@ SHAPES = (
 )
 #: Images of any size that ``check`` accepts must work.
 ACCEPTED = ((3, 12, 14), (1, 12, 14), (3, 4, 4), (3, 2, 3), (2, 8, 8), (3, 9, 5), (1, 33, 20))
-#: Up to this many pixels a Hessian is looked at as a matrix.
+#: Up to this many pixels, the Hessian is computed as a matrix.
 DENSE = 600
-#: Lengths of difference steps. The error of the best one counts: a wrong derivative is wrong at all of them, while a
-#: kink spoils only the long ones and rounding only the short.
+#: Lengths of difference steps. The smallest error counts: a wrong derivative is wrong for all lengths, while a kink
+#: affects only the long steps and rounding only the short ones.
 STEPS = (1e-3, 1e-4, 1e-5, 1e-6)
 
 
@@ -51,19 +52,19 @@ def fitting_shape(component: Parametric) -> tuple[int, ...]:
             return shape
     sizes = ", ".join("×".join(map(str, shape)) for shape in SHAPES)
     raise NotApplicable(
-        f"check() refuses images of all sizes tried ({sizes}); make smaller ones its example()"
+        f"check() refuses images of all sizes tried ({sizes}); let example() return options for small images"
     )
 
 
 def noisy_images(count: int, shape: Sequence[int], seed: int = 0, noise: float = 0.1) -> Tensor:
-    """In float64; smooth with an edge, noisy so that nothing is exactly at a kink."""
+    """Images in float64: smooth with an edge, and noisy, so that no value is exactly at a kink."""
     return smooth_images(count, shape, seed).double() + noise * normal(count, *shape, seed=seed)
 
 
 def parameters(
     component: Parametric, shape: Sequence[int], seed: int = 0, vary: float = 0.1
 ) -> dict[str, Tensor]:
-    """θ near the initial one, so that equal entries do not hide a mistake, projected to be admissible."""
+    """An admissible θ near the initial one, perturbed so that equal entries do not hide a mistake."""
     theta = component.init_params(shape, keyed_generator("theta", seed))
     moved = {}
     for k, (name, value) in enumerate(theta.items()):
@@ -77,7 +78,7 @@ def cast(theta: Theta, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def difference(function: Callable[[float], Tensor], h: float) -> Tensor:
-    """The derivative at 0 of a function of a number, by central differences of fourth order."""
+    """The derivative at 0 of a function of one number, by fourth-order central differences."""
     near, far = function(h) - function(-h), function(2 * h) - function(-2 * h)
     return (8 * near - far) / (12 * h)
 
@@ -95,7 +96,7 @@ def best_difference(function: Callable[[float], Tensor], claimed: Tensor) -> tup
 
 
 def best_entries(function: Callable[[float], Tensor], claimed: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for each entry by itself: the quotients nearest to those claimed, and their distances."""
+    """The same for each entry separately: the quotients nearest to the claimed values, and their distances."""
     best, smallest = claimed, torch.full_like(claimed, float("inf"))
     for h in STEPS:
         quotient = difference(function, h)
@@ -112,7 +113,7 @@ def shifted(theta: Theta, direction: Theta, t: float) -> dict[str, Tensor]:
 def extreme_eigenvalues(product: Callable[[Tensor], Tensor], like: Tensor) -> tuple[float, float]:
     """Smallest and largest eigenvalue of a symmetric map of images like (1, C, H, W).
 
-    Exact for small images; for larger ones Rayleigh quotients of a power iteration, which lie between the two.
+    Exact for small images; for larger ones, Rayleigh quotients of a power iteration, which lie between the two.
     """
     if like.numel() <= DENSE:
         units = torch.eye(like.numel(), dtype=like.dtype).view(-1, *like.shape[1:])
@@ -124,7 +125,7 @@ def extreme_eigenvalues(product: Callable[[Tensor], Tensor], like: Tensor) -> tu
 
 
 def _power(product: Callable[[Tensor], Tensor], like: Tensor, shift: float) -> float:
-    """The eigenvalue of H + shift of largest modulus."""
+    """The eigenvalue of largest modulus of H + shift."""
     v, value = normal(*like.shape, seed=5), 0.0
     for _ in range(60):
         v = v / expand(norm(v).clamp_min(1e-300), v)
@@ -135,7 +136,7 @@ def _power(product: Callable[[Tensor], Tensor], like: Tensor, shift: float) -> f
 
 
 def batches(count: int) -> list[Tensor]:
-    """Index sets: each sample alone, and all in another order."""
+    """Index sets: each sample alone, and all samples in another order."""
     return [torch.tensor([i]) for i in range(count)] + [torch.arange(count).flip(0)]
 
 
@@ -144,7 +145,7 @@ def describe_batch(index: Tensor) -> str:
 
 
 def derivative_fails(what: str, than: str, claimed: Tensor, quotient: Tensor) -> None:
-    """The sentence, with the factor if it is the same for all samples."""
+    """Fail, naming the wrong factor if it is the same for all samples."""
     worst = int((claimed - quotient).abs().argmax())
     ratio = claimed / quotient
     factor = ""
@@ -154,12 +155,12 @@ def derivative_fails(what: str, than: str, claimed: Tensor, quotient: Tensor) ->
         factor = f"; it is {float(ratio.mean()):.4g} times too large, so a constant factor is wrong"
     fail(
         f"{what}: expected {float(quotient[worst]):.6g} from {than},"
-        f" got {float(claimed[worst]):.6g}{factor or '; the formula and the value do not belong together'}"
+        f" got {float(claimed[worst]):.6g}{factor or '; the derivative does not match the function'}"
     )
 
 
-def require_check_speaks(component: Parametric, use: Callable[[Sequence[int]], Tensor], what: str) -> None:
-    """Whatever images ``check`` accepts, ``use`` can be called with their shape and gives something finite."""
+def require_check_refuses(component: Parametric, use: Callable[[Sequence[int]], Tensor], what: str) -> None:
+    """For every shape that ``check`` accepts, ``use`` must work and return finite values."""
     for shape in ACCEPTED:
         size = "×".join(map(str, shape))
         sentence = component.check(shape)
@@ -174,24 +175,25 @@ def require_check_speaks(component: Parametric, use: Callable[[Sequence[int]], T
         except Exception as error:
             reason = str(error).partition("\n")[0]
             fail(
-                f"check accepts images of {size}, but {what} raises {type(error).__name__} there ({reason});"
+                f"check accepts images of {size}, but {what} raises {type(error).__name__} ({reason});"
                 " let check return a sentence for such images"
             )
         finite = bool(torch.isfinite(value).all())
-        require(finite, f"check accepts images of {size}, but {what} is not finite there")
+        require(finite, f"check accepts images of {size}, but the result of {what} is not finite")
 
 
 def require_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], given: str) -> None:
-    """Two components built alike give the same of the same ``given``."""
+    """Two components with the same options must return the same for the same ``given``."""
     for name, value in first.items():
         require(
             same(value, second[name]),
-            f"{name} of the same {given} differed between two components built alike; is something drawn at random?",
+            f"{name} of the same {given} differed between two components with the same options;"
+            " use no unseeded randomness",
         )
 
 
 def require_batch_independent(results: Callable[[Tensor | None], Mapping[str, Tensor]], count: int) -> None:
-    """``results`` of some of ``count`` samples are those of the same in the whole batch."""
+    """``results`` of some of the ``count`` samples must equal those in the full batch."""
     together = results(None)
     for index in batches(count):
         for name, value in results(index).items():
@@ -199,15 +201,15 @@ def require_batch_independent(results: Callable[[Tensor | None], Mapping[str, Te
                 value,
                 together[name][index],
                 1e-10,
-                f"{name} of {describe_batch(index)} differs from the same in a batch of {count}",
-                "sums and means must leave out the first dimension",
+                f"{name} of {describe_batch(index)} differs from the result in a batch of {count}",
+                "sums and means must not run over the first dimension",
             )
 
 
 def require_initial_parameters(first: Parametric, second: Parametric) -> dict[str, Tensor]:
-    """Two components built alike begin with the same finite float64 θ, if their generators are equal."""
+    """Two components with the same options and equal generators must start with the same finite float64 θ."""
     shape = fitting_shape(first)
-    theta, again = (one.init_params(shape, keyed_generator("θ", 0)) for one in (first, second))
+    theta, again = (component.init_params(shape, keyed_generator("θ", 0)) for component in (first, second))
     for name, value in theta.items():
         good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
         kind = (
@@ -215,10 +217,10 @@ def require_initial_parameters(first: Parametric, second: Parametric) -> dict[st
             if isinstance(value, Tensor)
             else f"a {type(value).__name__}"
         )
-        require(good, f"init_params must give float64 CPU tensors, but {name!r} is {kind}")
-        require(bool(torch.isfinite(value).all()), f"init_params gives NaN or infinity in {name!r}")
+        require(good, f"init_params must return float64 CPU tensors, but {name!r} is {kind}")
+        require(bool(torch.isfinite(value).all()), f"init_params returns NaN or infinity in {name!r}")
     require(
         same(theta, again),
-        "init_params called twice with equal generators gave different θ; draw only from the generator it is given",
+        "init_params called twice with equal generators returned different θ; draw only from the given generator",
     )
     return theta

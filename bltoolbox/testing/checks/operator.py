@@ -1,5 +1,4 @@
-"""Properties of operators, at the true θ (none) and, where they learn, near the initial one, in every context that
-they give as an example."""
+"""Properties of operators, without parameters and, if they have any, near the initial θ, in each example context."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from bltoolbox.testing.checks.numerics import (
     fitting_shape,
     noisy_images,
     parameters,
-    require_check_speaks,
+    require_check_refuses,
     require_initial_parameters,
     shifted,
 )
@@ -126,7 +125,7 @@ def linear(subject: Subject) -> None:
     for case in cases(subject()):
         x, other = case.x, normal(*case.x.shape, seed=3)
         expected = 2 * case.apply(x) - 3 * case.apply(other)
-        cause = "A is linear; offsets, clipping and noise do not belong in apply"
+        cause = "A must be linear; offsets, clipping and noise do not belong in apply"
         require_close(case.apply(2 * x - 3 * other), expected, 1e-10, f"apply(2x − 3x'){case}", cause)
 
 
@@ -142,8 +141,9 @@ def adjoint(subject: Subject) -> None:
         scale = float(image.norm() * y.norm())
         require(
             float((left - right).abs().max()) <= 1e-11 * scale,
-            f"adjoint is not that of apply{case}: for random x and y ⟨Ax, y⟩ = {float(left[worst]):.8g}, but ⟨x, Aᵀy⟩ ="
-            f" {float(right[worst]):.8g}; look at the boundary rule, a flipped kernel, a missing factor",
+            f"adjoint is not the adjoint of apply{case}: for random x and y, ⟨Ax, y⟩ = {float(left[worst]):.8g}, but"
+            f" ⟨x, Aᵀy⟩ = {float(right[worst]):.8g}; check the boundary rule, the orientation of kernels"
+            " and constant factors",
         )
 
 
@@ -154,8 +154,10 @@ def batch_independent(subject: Subject) -> None:
         for name, given in (("apply", case.x), ("adjoint", y), ("start", y)):
             together = getattr(case, name)(given)
             for index in batches(COUNT):
-                what = f"{name} of {describe_batch(index)}{case} differs from the same in a batch of {COUNT}"
-                cause = "the first dimension is the sample, and nothing may mix samples or their context"
+                what = (
+                    f"{name} of {describe_batch(index)}{case} differs from the result in a batch of {COUNT}"
+                )
+                cause = "the first dimension is the sample; samples and their context must not be mixed"
                 alone = getattr(case.take(index), name)(given[index])
                 require_close(alone, together[index], 1e-10, what, cause)
 
@@ -181,7 +183,7 @@ def untouched(subject: Subject) -> None:
             guard.verify(name)
 
 
-@holds(KIND, "spectrum holds true bounds")
+@holds(KIND, "spectrum gives valid bounds")
 def spectrum(subject: Subject) -> None:
     for case in cases(subject()):
         shape = tuple(case.x.shape[1:])
@@ -193,11 +195,11 @@ def spectrum(subject: Subject) -> None:
             least, most = (_entry(bound, i) for bound in bounds)
             smallest, largest = extreme_eigenvalues(_normal_map(case, i), case.x[:1])
             if least is not None:
-                require(least >= 0, f"spectrum claims {least:.6g} ≤ AᵀA, and 0 is always true")
+                require(least >= 0, f"spectrum claims {least:.6g} ≤ AᵀA, although 0 is always a valid bound")
                 require(
                     smallest >= least * (1 - 1e-9) - 1e-9 * largest,
                     f"spectrum{case} claims {least:.6g} ≤ AᵀA, but its smallest eigenvalue is {smallest:.6g};"
-                    " accuracies would be called certified that are not",
+                    " accuracies would be wrongly called certified",
                 )
             if most is not None:
                 require(
@@ -234,10 +236,12 @@ def measured(subject: Subject) -> None:
             continue
         require(
             bool(((mask == 0) | (mask == 1)).all()),
-            "measured must be 1 where y holds measurements and 0 elsewhere, so that noise keeps its level",
+            "measured must be 1 where y contains measurements and 0 elsewhere, so that the noise level is right",
         )
         outside = float((y * (1 - mask.to(y))).abs().max())
-        require(outside == 0, f"A x is not zero where nothing is measured, but up to {outside:.3g}{case}")
+        require(
+            outside == 0, f"A x must be zero where nothing is measured, but reaches {outside:.3g} there{case}"
+        )
     if all(mask is None for mask in masks):
         raise NotApplicable("all of y is measured")
 
@@ -278,11 +282,11 @@ def _require_derivative(name: str, theta: dict[str, Tensor], total: Callable[[Th
     require(
         error <= 1e-5,
         f"the derivative of ⟨A_θ x, u⟩ in {name!r}: expected {float(quotient):.6g} from finite differences, got"
-        f" {float(claimed):.6g} from autograd; a part of apply may not depend on θ for autograd",
+        f" {float(claimed):.6g} from autograd; part of apply may be hidden from autograd",
     )
 
 
-@holds(KIND, "check speaks for the images that cannot be measured")
+@holds(KIND, "check refuses images that cannot be measured")
 def check_respected(subject: Subject) -> None:
     operator = subject()
 
@@ -295,11 +299,11 @@ def check_respected(subject: Subject) -> None:
                 break
         return back
 
-    require_check_speaks(operator, measured, "measuring them")
+    require_check_refuses(operator, measured, "measuring them")
 
 
 def _normal_map(case: Case, i: int) -> Callable[[Tensor], Tensor]:
-    """v ↦ AᵀA v for sample ``i``, the adjoint by autograd: a wrong ``adjoint`` is the business of another property."""
+    """v ↦ AᵀA v for sample ``i``, with the adjoint by autograd, since another property tests ``adjoint``."""
 
     def product(v: Tensor) -> Tensor:
         every = case.take(torch.full((len(v),), i))

@@ -1,4 +1,4 @@
-"""Partners for components that cannot be tried alone: problems with the methods that a component requires."""
+"""Partners for components that cannot be tested alone: problems with the methods that a component requires."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Bench:
     theta: dict[str, Tensor]
     x_true: Tensor
     y: Tensor
-    #: The closed form, where there is one.
+    #: The closed form, if there is one.
     formula: Tikhonov | None = None
 
     def lower(self, dtype: torch.dtype = torch.float64, theta: Theta | None = None) -> Lower:
@@ -73,14 +73,14 @@ class Bench:
 
 
 def quadratic(subject: Subject, count: int = 3, constraint: Constraint = "none") -> Bench:
-    """A quadratic lower level of condition 6 with a closed form."""
+    """A quadratic lower level of condition number 6 with a closed form."""
     formula = Tikhonov(weight=2.0, condition=10.0)
     _satisfied(subject, formula)
     return _bench(formula, count, (3, 6, 7), constraint, formula)
 
 
 def smooth(subject: Subject, count: int = 3) -> Bench:
-    """A lower level that is not quadratic; with a regularizer of the registry where the component requires one."""
+    """A lower level that is not quadratic; with an installed regularizer if the component requires its methods."""
     regularizer: Regularizer = SmoothedDifferences()
     shape: tuple[int, ...] = (3, 6, 7)
     if _missing(subject, "regularizer", regularizer):
@@ -114,12 +114,14 @@ def _satisfied(subject: Subject, regularizer: Regularizer) -> None:
 
 def _from_registry(subject: Subject) -> Regularizer:
     """An installed regularizer that has what the component requires."""
-    for one in subject.registry.components("regularizer"):
+    for registered in subject.registry.components("regularizer"):
         try:
-            found: Regularizer = Subject(one, subject.registry, Path(subject.folder) / one.name)()
+            regularizer: Regularizer = Subject(
+                registered, subject.registry, Path(subject.folder) / registered.name
+            )()
         except (MissingError, ValueError, ConformanceFailure):
             continue
-        if not _missing(subject, "regularizer", found):
-            return found
+        if not _missing(subject, "regularizer", regularizer):
+            return regularizer
     wanted = ", ".join(subject.cls.requires["regularizer"])
     raise NotApplicable(f"no installed regularizer has {wanted}, which it requires")

@@ -62,22 +62,22 @@ def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
     return Trial(regularizer, theta, x, v, q)
 
 
-def everything(one: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
-    """All that a regularizer says of images, by what a report calls it."""
-    x, v, q = (part if index is None else part[index] for part in (one.x, one.v, one.q))
+def everything(case: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
+    """Every result of a regularizer for images, by the name that a report uses."""
+    x, v, q = (part if index is None else part[index] for part in (case.x, case.v, case.q))
     return {
-        "energy": one.regularizer.energy(one.theta, x),
-        "gradient": one.regularizer.gradient(one.theta, x),
-        "linearize(x)(v)": one.regularizer.linearize(one.theta, x)(v),
-        "pairing": one.regularizer.pairing(one.theta, x, q),
+        "energy": case.regularizer.energy(case.theta, x),
+        "gradient": case.regularizer.gradient(case.theta, x),
+        "linearize(x)(v)": case.regularizer.linearize(case.theta, x)(v),
+        "pairing": case.regularizer.pairing(case.theta, x, q),
     }
 
 
-@holds(KIND, "energy is one number a sample")
+@holds(KIND, "energy is one number per sample")
 def energy_shape(subject: Subject) -> None:
-    one = trial(subject)
-    energy = one.regularizer.energy(one.theta, one.x)
-    require_like(energy, one.x, f"energy of {COUNT} images (sum over pixels, not over the batch)", (COUNT,))
+    case = trial(subject)
+    energy = case.regularizer.energy(case.theta, case.x)
+    require_like(energy, case.x, f"energy of {COUNT} images (sum over pixels, not over the batch)", (COUNT,))
     require(
         bool(torch.isfinite(energy).all()),
         f"energy of noisy images in [0, 1] is not finite: {energy.tolist()}",
@@ -97,35 +97,35 @@ def batch_independent(subject: Subject) -> None:
 @holds(KIND, "float32 and float64 are kept")
 def dtype_kept(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
-        one = trial(subject, dtype)
-        for name, value in everything(one).items():
-            shape = tuple(one.x.shape) if value.ndim > 1 else (COUNT,)
-            require_like(value, one.x, f"{name} of {str(dtype)[6:]} images", shape)
+        case = trial(subject, dtype)
+        for name, value in everything(case).items():
+            shape = tuple(case.x.shape) if value.ndim > 1 else (COUNT,)
+            require_like(value, case.x, f"{name} of {str(dtype)[6:]} images", shape)
 
 
 @holds(KIND, "inputs are left untouched")
 def untouched(subject: Subject) -> None:
-    one = trial(subject)
+    case = trial(subject)
     for name in ("energy", "gradient", "linearize", "pairing", "project", "project_gradient"):
-        guard = Untouched(theta=one.theta, x=one.x, v=one.v, q=one.q)
+        guard = Untouched(theta=case.theta, x=case.x, v=case.v, q=case.q)
         if name == "linearize":
-            one.regularizer.linearize(one.theta, one.x)(one.v)
+            case.regularizer.linearize(case.theta, case.x)(case.v)
         elif name == "pairing":
-            one.regularizer.pairing(one.theta, one.x, one.q)
+            case.regularizer.pairing(case.theta, case.x, case.q)
         elif name.startswith("project"):
-            getattr(one.regularizer, name)(one.theta)
+            getattr(case.regularizer, name)(case.theta)
         else:
-            getattr(one.regularizer, name)(one.theta, one.x)
+            getattr(case.regularizer, name)(case.theta, case.x)
         guard.verify(name)
 
 
 @holds(KIND, "gradient matches finite differences of the energy")
 def gradient(subject: Subject) -> None:
-    one = trial(subject)
-    claimed = dot(one.regularizer.gradient(one.theta, one.x), one.v)
+    case = trial(subject)
+    claimed = dot(case.regularizer.gradient(case.theta, case.x), case.v)
 
     def along(t: float) -> Tensor:
-        return one.regularizer.energy(one.theta, one.x + t * one.v)
+        return case.regularizer.energy(case.theta, case.x + t * case.v)
 
     quotient, error = best_difference(along, claimed)
     if not error <= 1e-5:
@@ -136,29 +136,29 @@ def gradient(subject: Subject) -> None:
 
 @holds(KIND, "Hessian products match finite differences of the gradient")
 def hessian(subject: Subject) -> None:
-    one = trial(subject)
-    claimed = one.regularizer.linearize(one.theta, one.x)(one.v)
+    case = trial(subject)
+    claimed = case.regularizer.linearize(case.theta, case.x)(case.v)
 
     def along(t: float) -> Tensor:
-        return one.regularizer.gradient(one.theta, one.x + t * one.v)
+        return case.regularizer.gradient(case.theta, case.x + t * case.v)
 
     quotient, error = best_difference(along, claimed)
     if not error <= 1e-4:
         derivative_fails("⟨v, linearize(θ, x)(v)⟩ of noisy images", "differences of the gradient along v",
-                          dot(one.v, claimed), dot(one.v, quotient))  # fmt: skip
+                          dot(case.v, claimed), dot(case.v, quotient))  # fmt: skip
 
 
-@holds(KIND, "Hessian products are linear, symmetric and can be split")
+@holds(KIND, "Hessian products are linear and symmetric, and can be split")
 def hessian_symmetric(subject: Subject) -> None:
-    one = trial(subject)
-    product = one.regularizer.linearize(one.theta, one.x)
-    of_v, of_q = product(one.v), product(one.q)
+    case = trial(subject)
+    product = case.regularizer.linearize(case.theta, case.x)
+    of_v, of_q = product(case.v), product(case.q)
     require_close(
-        product(2 * one.v - 3 * one.q), 2 * of_v - 3 * of_q, 1e-9, "linearize(θ, x)(2v − 3q)",
-        "a Hessian product is linear in v; what depends on x belongs before it",
+        product(2 * case.v - 3 * case.q), 2 * of_v - 3 * of_q, 1e-9, "linearize(θ, x)(2v − 3q)",
+        "a Hessian product must be linear in v; whatever depends on x must be computed before it",
     )  # fmt: skip
-    left, right = dot(of_v, one.q), dot(one.v, of_q)
-    size = float(of_v.norm() * one.q.norm()) + 1e-300
+    left, right = dot(of_v, case.q), dot(case.v, of_q)
+    size = float(of_v.norm() * case.q.norm()) + 1e-300
     require(
         float((left - right).abs().max()) <= 1e-9 * size,
         f"the Hessian is not symmetric: ⟨Hv, q⟩ = {left.tolist()}, ⟨v, Hq⟩ = {right.tolist()};"
@@ -167,34 +167,34 @@ def hessian_symmetric(subject: Subject) -> None:
     if hasattr(product, "take"):
         index = torch.tensor([2, 0])
         require_close(
-            product.take(index)(one.v[index]), of_v[index], 1e-10, "linearize(θ, x).take([2, 0])",
-            "take must select what was kept for each sample",
+            product.take(index)(case.v[index]), of_v[index], 1e-10, "linearize(θ, x).take([2, 0])",
+            "take must select the stored rows of the samples",
         )  # fmt: skip
 
 
 @holds(KIND, "pairing is ⟨gradient, q⟩, linear in q")
 def pairing(subject: Subject) -> None:
-    one = trial(subject)
-    regularizer, theta = one.regularizer, one.theta
-    expected = dot(regularizer.gradient(theta, one.x), one.q)
-    found = regularizer.pairing(theta, one.x, one.q)
-    require_close(found, expected, 1e-8, "pairing(θ, x, q)", "it must be ⟨∇R_θ(x), q⟩ of each sample")
-    mixed = regularizer.pairing(theta, one.x, 2 * one.q - 3 * one.v)
-    parts = 2 * found - 3 * regularizer.pairing(theta, one.x, one.v)
-    require_close(mixed, parts, 1e-8, "pairing(θ, x, 2q − 3v)", "pairing is linear in q")
+    case = trial(subject)
+    regularizer, theta = case.regularizer, case.theta
+    expected = dot(regularizer.gradient(theta, case.x), case.q)
+    paired = regularizer.pairing(theta, case.x, case.q)
+    require_close(paired, expected, 1e-8, "pairing(θ, x, q)", "it must be ⟨∇R_θ(x), q⟩ for each sample")
+    mixed = regularizer.pairing(theta, case.x, 2 * case.q - 3 * case.v)
+    parts = 2 * paired - 3 * regularizer.pairing(theta, case.x, case.v)
+    require_close(mixed, parts, 1e-8, "pairing(θ, x, 2q − 3v)", "pairing must be linear in q")
 
 
 @holds(KIND, "the θ-derivative of pairing matches finite differences")
 def mixed_derivative(subject: Subject) -> None:
-    one = trial(subject)
-    derivative = _pairing_derivative(one)
-    for k, (name, value) in enumerate(one.theta.items()):
-        direction = {other: torch.zeros_like(part) for other, part in one.theta.items()}
+    case = trial(subject)
+    derivative = _pairing_derivative(case)
+    for k, (name, value) in enumerate(case.theta.items()):
+        direction = {other: torch.zeros_like(part) for other, part in case.theta.items()}
         direction[name] = normal(*value.shape, seed=40 + k) / value.numel() ** 0.5
         claimed = (derivative[name] * direction[name]).sum()
 
         def along(t: float, d: Theta = direction) -> Tensor:
-            return dot(one.regularizer.gradient(shifted(one.theta, d, t), one.x), one.q).sum()
+            return dot(case.regularizer.gradient(shifted(case.theta, d, t), case.x), case.q).sum()
 
         quotient, error = best_difference(along, claimed)
         absolute = abs(float(quotient - claimed))
@@ -202,7 +202,7 @@ def mixed_derivative(subject: Subject) -> None:
             what = f"the derivative of pairing of noisy images in θ[{name!r}]"
             than = "differences of ⟨gradient(θ, x), q⟩ in θ"
             derivative_fails(what, than, claimed.reshape(1), quotient.reshape(1))
-    each = one.regularizer.pairing_gradients(one.theta, one.x, one.q)
+    each = case.regularizer.pairing_gradients(case.theta, case.x, case.q)
     for name, whole in derivative.items():
         cause = (
             "each entry needs a leading sample dimension; their sum is the derivative of the summed pairing"
@@ -212,14 +212,14 @@ def mixed_derivative(subject: Subject) -> None:
         )
 
 
-@holds(KIND, "what it shows of θ can be drawn")
+@holds(KIND, "pictures and potentials can be drawn")
 def shows(subject: Subject) -> None:
-    one = trial(subject)
-    guard = Untouched(theta=one.theta)
-    pictures, curves = one.regularizer.pictures(one.theta), one.regularizer.potentials(one.theta)
+    case = trial(subject)
+    guard = Untouched(theta=case.theta)
+    pictures, curves = case.regularizer.pictures(case.theta), case.regularizer.potentials(case.theta)
     guard.verify("pictures and potentials")
     if pictures is None and curves is None:
-        raise NotApplicable("it shows neither pictures nor potentials")
+        raise NotApplicable("it returns neither pictures nor potentials")
     if pictures is not None:
         fine = pictures.ndim == 4 and len(pictures) > 0 and bool(torch.isfinite(pictures).all())
         require(fine, f"pictures must be finite, of shape (N, C, H, W), got {tuple(pictures.shape)}")
@@ -231,17 +231,19 @@ def shows(subject: Subject) -> None:
         require(bool((curves.t.diff() > 0).all()), "t of potentials must increase")
         require(bool(torch.isfinite(curves.values).all()), "values of potentials must be finite")
         if pictures is not None:
-            message = f"there are {len(pictures)} pictures and {count} potentials; one for each is wanted"
+            message = (
+                f"there are {len(pictures)} pictures and {count} potentials; their numbers must be equal"
+            )
             require(len(pictures) == count, message)
 
 
-def _pairing_derivative(one: Trial) -> dict[str, Tensor]:
-    leaves = {name: value.clone().requires_grad_() for name, value in one.theta.items()}
-    total = one.regularizer.pairing(leaves, one.x, one.q).sum()
+def _pairing_derivative(case: Trial) -> dict[str, Tensor]:
+    leaves = {name: value.clone().requires_grad_() for name, value in case.theta.items()}
+    total = case.regularizer.pairing(leaves, case.x, case.q).sum()
     if not total.requires_grad:
         fail(
             "pairing is not differentiable in θ; compute it from θ with torch operations, without detach or .item()"
         )
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    pairs = zip(leaves.items(), found, strict=True)
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves.items(), gradients, strict=True)
     return {name: torch.zeros_like(leaf) if part is None else part for (name, leaf), part in pairs}

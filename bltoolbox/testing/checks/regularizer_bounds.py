@@ -1,4 +1,4 @@
-"""Properties of regularizers: parameters, convexity, constants, majorants, constraints, images that they accept."""
+"""Properties of regularizers: initial parameters, convexity, constants, majorants, accepted images."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close
 from bltoolbox.testing.checks.numerics import (
     extreme_eigenvalues,
     noisy_images,
-    require_check_speaks,
+    require_check_refuses,
     require_initial_parameters,
 )
 from bltoolbox.testing.checks.regularizer import COUNT, KIND, Trial, trial
 
-#: Strengths of noise at which a regularizer that is not convex is looked at.
+#: Noise levels of the images on which a non-convex regularizer is tested.
 NOISE = (1e-2, 0.1, 1.0, 10.0)
 
 
-@holds(KIND, "initial parameters are float64 and depend on the generator alone")
+@holds(KIND, "initial parameters are float64 and depend only on the generator")
 def initial_parameters(subject: Subject) -> None:
     require_initial_parameters(subject(), subject())
 
@@ -30,69 +29,70 @@ def initial_parameters(subject: Subject) -> None:
 def convex(subject: Subject) -> None:
     if not subject.cls.convex:
         raise NotApplicable("it declares convex = False")
-    one = trial(subject)
+    case = trial(subject)
     for seed, length in enumerate((1e-2, 0.1, 1.0, 10.0)):
-        a = one.x
+        a = case.x
         b = (
             a + length * normal(*a.shape, seed=seed)
             if seed % 2
-            else noisy_images(COUNT, one.shape, 50 + seed)
+            else noisy_images(COUNT, case.shape, 50 + seed)
         )
         for t in (0.25, 0.5, 0.75):
-            inner = one.regularizer.energy(one.theta, (1 - t) * a + t * b)
-            ends = (one.regularizer.energy(one.theta, p) for p in (a, b))
+            inner = case.regularizer.energy(case.theta, (1 - t) * a + t * b)
+            ends = (case.regularizer.energy(case.theta, p) for p in (a, b))
             chord = (1 - t) * next(ends) + t * next(ends)
             above = float((inner - chord).max())
             scale = float(chord.abs().max()) + float(inner.abs().max())
             require(
                 above <= 1e-11 * scale,
-                f"R is not convex in x: at {t} of a segment of noisy images it lies {above:.3g} above the chord, which"
-                " should be at or below it; constrain the parameters, or declare convex = False",
+                f"R is not convex in x: at {t} of a segment between noisy images it lies {above:.3g} above the chord;"
+                " constrain the parameters, or declare convex = False",
             )
 
 
-@holds(KIND, "lipschitz is a true bound")
+@holds(KIND, "lipschitz is a valid bound")
 def lipschitz(subject: Subject) -> None:
-    one = trial(subject)
-    known = one.regularizer.lipschitz(one.theta, one.shape)
+    case = trial(subject)
+    known = case.regularizer.lipschitz(case.theta, case.shape)
     if known is None:
         raise NotApplicable("no Lipschitz constant is known")
     bound = float(known)
-    for where, extremes in _curvatures(one):
+    for where, extremes in _curvatures(case):
         largest = max(extremes, key=abs)
         require(
             abs(largest) <= bound * (1 + 1e-6) + 1e-12,
-            f"lipschitz(θ, {one.shape}) is {bound:.6g}, but at {where} ∇²R has the eigenvalue {largest:.6g}:"
+            f"lipschitz(θ, {case.shape}) is {bound:.6g}, but at {where} ∇²R has the eigenvalue {largest:.6g}:"
             " it must bound ‖∇²R‖ for every image; a solver that trusts it will diverge",
         )
 
 
-@holds(KIND, "strong_convexity is a true bound")
+@holds(KIND, "strong_convexity is a valid bound")
 def strong_convexity(subject: Subject) -> None:
-    one = trial(subject)
-    claimed = one.regularizer.strong_convexity(one.theta, one.shape)
+    case = trial(subject)
+    claimed = case.regularizer.strong_convexity(case.theta, case.shape)
     if claimed is None:
         raise NotApplicable("no bound is known")
     bound = float(claimed)
     require(
-        bound >= 0 or not one.regularizer.convex,
-        f"strong_convexity of a convex regularizer must not be negative, got {bound:.6g}; 0 holds for every convex one",
+        bound >= 0 or not case.regularizer.convex,
+        f"strong_convexity of a convex regularizer must not be negative, got {bound:.6g}; 0 is valid for"
+        " every convex one",
     )
-    if bound == 0 and one.regularizer.convex:
-        raise NotApplicable("it claims to be convex and no more")
-    for where, (smallest, largest) in _curvatures(one):
+    if bound == 0 and case.regularizer.convex:
+        raise NotApplicable("it claims nothing beyond convexity")
+    for where, (smallest, largest) in _curvatures(case):
         require(
             smallest >= bound - 1e-6 * abs(bound) - 1e-12 * abs(largest),
             f"strong_convexity is {bound:.6g}, but at {where} ∇²R has the eigenvalue {smallest:.6g}:"
-            " it must be a lower bound for every image, else accuracies are called certified that are not;"
+            " it must be a lower bound for every image, or accuracies are wrongly called certified;"
             " return None if no bound is known",
         )
 
 
-@holds(KIND, "analyse, synthesise and majorant belong to the energy")
+@holds(KIND, "analyse, synthesise and majorant match the energy")
 def majorant(subject: Subject) -> None:
-    one = trial(subject)
-    regularizer, theta, x = one.regularizer, one.theta, one.x
+    case = trial(subject)
+    regularizer, theta, x = case.regularizer, case.theta, case.x
     wanted = ("analyse", "synthesise", "majorant")
     offered = [method for method in wanted if regularizer.offers(method)]
     if not offered:
@@ -100,12 +100,12 @@ def majorant(subject: Subject) -> None:
     require(len(offered) == 3, f"it has {', '.join(offered)}, but a solver needs all of {', '.join(wanted)}")
     t = regularizer.analyse(theta, x)
     u = normal(*t.shape, seed=21)
-    back = regularizer.synthesise(theta, u, one.shape)
+    back = regularizer.synthesise(theta, u, case.shape)
     left, right = dot(t, u), dot(x, back)
     require_close(right, left, 1e-9, "⟨x, synthesise(t)⟩ against ⟨analyse(x), t⟩", "they must be adjoint")
     weights = regularizer.majorant(theta, t)
-    require(bool((weights >= 0).all()), "majorant weights must not be negative")
-    gradient = regularizer.synthesise(theta, weights * t, one.shape)
+    require(bool((weights >= 0).all()), "the weights of the majorant must not be negative")
+    gradient = regularizer.synthesise(theta, weights * t, case.shape)
     expected = regularizer.gradient(theta, x)
     require_close(
         gradient, expected, 1e-8, "synthesise(majorant(t)·t)", "w(t) = ψ'(t)/t makes it the gradient of R"
@@ -117,45 +117,12 @@ def majorant(subject: Subject) -> None:
         over = float((regularizer.energy(theta, x + step) - parabola).max())
         require(
             over <= 1e-10 * float(parabola.abs().max()),
-            f"the majorant is not above R: a step of size {length:g} gets {over:.3g} above the parabola, so that a"
+            f"the majorant is not an upper bound: a step of size {length:g} is {over:.3g} above the parabola, so a"
             " majorise–minimise solver may climb; ψ'(t)/t must decrease in |t|",
         )
 
 
-@holds(KIND, "project and project_gradient are projections")
-def projections(subject: Subject) -> None:
-    one = trial(subject)
-    start = one.regularizer.init_params(one.shape, keyed_generator("θ", 0))
-    _same_theta(
-        one.regularizer.project(start), start, "project(init_params(…))", "the initial θ must be admissible"
-    )
-    once = one.regularizer.project(_like(start, 31))
-    cause = "projecting twice must change nothing more"
-    _same_theta(one.regularizer.project(once), once, "project(project(θ))", cause)
-    a, b = _like(start, 32), _like(start, 33)
-    of_a, of_b = one.regularizer.project_gradient(a), one.regularizer.project_gradient(b)
-    _same_theta(one.regularizer.project_gradient(of_a), of_a, "project_gradient(project_gradient(z))", cause)
-    combined = one.regularizer.project_gradient({name: 2 * a[name] - 3 * b[name] for name in a})
-    parts = {name: 2 * of_a[name] - 3 * of_b[name] for name in a}
-    _same_theta(
-        combined, parts, "project_gradient(2a − 3b)", "it is for linear constraints; others belong in project"
-    )
-    left, right = _inner(of_a, b), _inner(a, of_b)
-    require(
-        abs(left - right) <= 1e-9 * (_inner(a, a) * _inner(b, b)) ** 0.5,
-        f"project_gradient is not symmetric: ⟨Pa, b⟩ = {left:.6g}, ⟨a, Pb⟩ = {right:.6g};"
-        " an orthogonal projection is",
-    )
-
-
-@holds(KIND, "upgrade leaves today's θ as it is")
-def upgrade_keeps(subject: Subject) -> None:
-    one = trial(subject)
-    start = one.regularizer.init_params(one.shape, keyed_generator("θ", 0))
-    _same_theta(one.regularizer.upgrade(start), start, "upgrade(θ)", "only files of earlier versions need it")
-
-
-@holds(KIND, "check speaks for the images that cannot be treated")
+@holds(KIND, "check refuses images that it cannot handle")
 def check_respected(subject: Subject) -> None:
     regularizer = subject()
 
@@ -163,50 +130,34 @@ def check_respected(subject: Subject) -> None:
         theta = regularizer.init_params(shape, keyed_generator("θ", 0))
         return regularizer.energy(theta, noisy_images(2, shape))
 
-    require_check_speaks(regularizer, energy, "energy")
+    require_check_refuses(regularizer, energy, "energy")
 
 
-def _points(one: Trial) -> dict[str, torch.Tensor]:
-    """Where curvature is looked at: smoothed absolute values are steepest at flat images."""
+def _points(case: Trial) -> dict[str, torch.Tensor]:
+    """Images at which the curvature is computed: that of smoothed absolute values is largest at flat images."""
     points = {
-        "a noisy image": one.x[:1],
-        "the zero image": torch.zeros_like(one.x[:1]),
-        "a nearly flat image": 0.5 + 1e-3 * one.v[:1],
+        "a noisy image": case.x[:1],
+        "the zero image": torch.zeros_like(case.x[:1]),
+        "a nearly flat image": 0.5 + 1e-3 * case.v[:1],
     }
-    if one.regularizer.convex:
+    if case.regularizer.convex:
         return points
-    # At which scale potentials that flatten curve downwards most is theirs to know.
-    return points | {f"noise of strength {scale:g}": scale * one.v[:1] for scale in NOISE}
+    # The scale at which flattening potentials have their most negative curvature is not known here.
+    return points | {f"noise of strength {scale:g}": scale * case.v[:1] for scale in NOISE}
 
 
-def _product(one: Trial, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def _product(case: Trial, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     def product(v: torch.Tensor) -> torch.Tensor:
-        return one.regularizer.linearize(one.theta, x.expand(len(v), *x.shape[1:]))(v)
+        return case.regularizer.linearize(case.theta, x.expand(len(v), *x.shape[1:]))(v)
 
     return product
 
 
-def _curvatures(one: Trial) -> list[tuple[str, tuple[float, float]]]:
-    """The smallest and the largest eigenvalue of ∇²R, or numbers between the two, by where they were found."""
-    found = [(where, extreme_eigenvalues(_product(one, x), x)) for where, x in _points(one).items()]
-    near = one.x + 1e-4 * one.v
-    change = one.regularizer.gradient(one.theta, near) - one.regularizer.gradient(one.theta, one.x)
-    quotients = dot(change, one.v) / (1e-4 * dot(one.v, one.v))
+def _curvatures(case: Trial) -> list[tuple[str, tuple[float, float]]]:
+    """For each image, the smallest and the largest eigenvalue of ∇²R, or numbers between the two."""
+    curvatures = [(where, extreme_eigenvalues(_product(case, x), x)) for where, x in _points(case).items()]
+    near = case.x + 1e-4 * case.v
+    change = case.regularizer.gradient(case.theta, near) - case.regularizer.gradient(case.theta, case.x)
+    quotients = dot(change, case.v) / (1e-4 * dot(case.v, case.v))
     extremes = float(quotients.min()), float(quotients.max())
-    return [*found, ("a noisy image, by a difference of gradients,", extremes)]
-
-
-def _like(theta: Theta, seed: int) -> dict[str, torch.Tensor]:
-    return {name: normal(*value.shape, seed=seed + 7 * k) for k, (name, value) in enumerate(theta.items())}
-
-
-def _same_theta(found: Theta, expected: Theta, what: str, cause: str) -> None:
-    names = list(found)
-    require(set(names) == set(expected), f"{what} has the parameters {names} instead of {list(expected)}")
-    for name in names:
-        if expected[name].numel():
-            require_close(found[name], expected[name], 1e-9, f"{what}[{name!r}]", cause)
-
-
-def _inner(a: Theta, b: Theta) -> float:
-    return float(sum((a[name] * b[name]).sum() for name in a))
+    return [*curvatures, ("a noisy image, by a difference of gradients,", extremes)]

@@ -1,4 +1,4 @@
-"""Properties of lower-level solvers, on a quadratic with a closed form and on a smooth energy without one."""
+"""Properties of lower-level solvers, on a quadratic energy with a closed form and on a smooth one without."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def closed_form(subject: Subject) -> None:
     distance, allowed = norm(solution.x - expected), 1.01 * TOL / lower.mu
     require(
         bool((distance <= allowed).all()),
-        f"x is {float(distance.max()):.3g} away from the minimiser of a quadratic, and at most tol/μ ="
-        f" {float(allowed.min()):.3g} is possible at the residual it reports; is the residual that of x?",
+        f"x is {float(distance.max()):.3g} away from the minimiser of a quadratic, but the reported residual allows"
+        f" at most tol/μ = {float(allowed.min()):.3g}; compute the residual at the returned x",
     )
 
 
@@ -60,7 +60,7 @@ def optimal(subject: Subject) -> None:
         require(
             gain <= 1e-12 * float(least.abs().max()),
             f"a random step of size {length:g} away from the solution lowers the energy by {gain:.3g}:"
-            " the solution is no minimiser",
+            " the solution is not a minimiser",
         )
 
 
@@ -75,13 +75,13 @@ def residual(subject: Subject) -> None:
                 lower.residual(state.x),
                 1e-6,
                 f"the residual of the state after {k} steps",
-                "it must be lower.residual(x) at the very x of the same state",
+                "it must be lower.residual(x) at the x of the same state",
             )
             with torch.no_grad():
                 state = solver.step(lower, state)
 
 
-@holds(KIND, "states are records of tensors, one row a sample")
+@holds(KIND, "states are records of tensors, one row per sample")
 def compactable(subject: Subject) -> None:
     for bench in _benches(subject):
         lower, solver = bench.lower(), subject()
@@ -97,14 +97,14 @@ def compactable(subject: Subject) -> None:
             require(
                 good,
                 f"field {field.name!r} of the state must be a tensor with {count} rows, one per sample (or None), not"
-                f" {shown}: the loop keeps the rows of the samples that are not finished",
+                f" {shown}: the loop keeps only the rows of the samples that have not converged",
             )
         index = torch.tensor([2, 0])
         with torch.no_grad():
             whole, part = solver.step(lower, state), solver.step(lower.take(index), take(state, index))
         require_close(
             part.x, whole.x[index], 1e-8, "x after a step of two of three samples",
-            "rows of the state must be all that a sample needs to continue alone",
+            "the rows of the state must contain everything that a sample needs to continue alone",
         )  # fmt: skip
 
 
@@ -116,14 +116,14 @@ def batch_independent(subject: Subject) -> None:
         whole = solve(solver, lower, lower.start(), 1e-6, limit=LIMIT)
         for index in batches(len(bench.y)):
             part = lower.take(index)
-            what = f"x of {describe_batch(index)} after {STEPS} steps differs from the same in a batch"
-            cause = "step sizes, inner products and stopping must be one per sample"
+            what = f"x of {describe_batch(index)} after {STEPS} steps differs from the result in a batch"
+            cause = "step sizes, inner products and stopping criteria must be per sample"
             require_close(_advance(solver, part, STEPS).x, together.x[index], 1e-7, what, cause)
             count = solve(solver, part, part.start(), 1e-6, limit=LIMIT).iterations
             require(
                 int((count - whole.iterations[index]).abs().max()) <= 2,
-                f"{describe_batch(index)} took {count.tolist()} iterations, in a batch"
-                f" {whole.iterations[index].tolist()}; {cause}",
+                f"{describe_batch(index)} took {count.tolist()} iterations, but"
+                f" {whole.iterations[index].tolist()} in a batch; {cause}",
             )
 
 
@@ -131,7 +131,7 @@ def batch_independent(subject: Subject) -> None:
 def deterministic(subject: Subject) -> None:
     lower = smooth(subject).lower()
     first, second = (_advance(subject(), lower, STEPS).x for _ in range(2))
-    require(same(first, second), "two solvers built alike went different ways from the same start")
+    require(same(first, second), "two solvers with the same options took different steps from the same start")
 
 
 @holds(KIND, "float32 and float64 are kept")
@@ -165,7 +165,7 @@ def constraint(subject: Subject) -> None:
     if not subject.cls.handles_constraint:
         raise NotApplicable("it declares handles_constraint = False")
     bench = quadratic(subject, constraint="box")
-    # Measurements far outside, so that the constraint matters.
+    # Measurements far outside [0, 1], so that the constraint is active.
     bench = dataclasses.replace(bench, y=3 * bench.y - 1)
     assert bench.formula is not None
     lower, solver = bench.lower(), subject()
@@ -174,7 +174,7 @@ def constraint(subject: Subject) -> None:
         low, high = float(state.x.min()), float(state.x.max())
         require(
             low >= 0 and high <= 1,
-            f"after {k} steps x has values in [{low:.4g}, {high:.4g}] although it must stay in [0, 1];"
+            f"after {k} steps x has values in [{low:.4g}, {high:.4g}] but must stay in [0, 1];"
             " pass every iterate through lower.project",
         )
         with torch.no_grad():
@@ -188,29 +188,29 @@ def constraint(subject: Subject) -> None:
 
 
 def converged(solver: LowerSolver, lower: Lower, what: str) -> Solution:
-    """A solve to TOL in which the residual is recomputed from x."""
+    """Solve to TOL and verify the residual by recomputing it from x."""
     solution = solve(solver, lower, lower.start(), TOL, limit=LIMIT)
     for i, status in enumerate(solution.status):
         if status is not Status.CONVERGED:
             fail(
-                f"on {what} sample {i} did not reach a residual of {TOL:g}: it is {float(solution.residual[i]):.3g}"
+                f"on {what}, sample {i} did not reach a residual of {TOL:g}: it is {float(solution.residual[i]):.3g}"
                 f" after {int(solution.iterations[i])} iterations ({status.value})"
             )
     true = lower.residual(solution.x)
     require(
         bool((true <= 1.001 * TOL).all()),
-        f"on {what} it reports residuals up to {float(solution.residual.max()):.3g}, but recomputed from x they are"
-        f" {float(true.max()):.3g}; only a residual of the returned x is exact_residual",
+        f"on {what}, it reports residuals up to {float(solution.residual.max()):.3g}, but recomputed from x they are"
+        f" up to {float(true.max()):.3g}; declare exact_residual only if residuals are those of the returned x",
     )
     return solution
 
 
 def _benches(subject: Subject) -> list[Bench]:
-    found = [smooth(subject)]
+    benches = [smooth(subject)]
     try:
-        return [quadratic(subject), *found]
+        return [quadratic(subject), *benches]
     except NotApplicable:
-        return found
+        return benches
 
 
 @torch.no_grad()

@@ -1,5 +1,5 @@
-"""Properties of upper-level optimizers, on an oracle whose f is a quadratic and whose answers err within
-tolerance."""
+"""Properties of upper-level optimizers, on an oracle whose f is quadratic and whose answers have errors
+within the tolerance."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bltoolbox.testing.checks.sampler import reload
 
 KIND = "upper_optimizer"
 STEPS = 60
-#: Errors of the oracle relative to the tolerances it is asked for.
+#: Errors of the oracle relative to the requested tolerances.
 ERROR = 0.01
 
 
 @dataclass
 class QuadraticOracle:
-    """f(θ) = ½ Σ c (θ − θ*)², c between 1 and 2; z and its bound err by what the tolerances allow."""
+    """f(θ) = ½ Σ c (θ − θ*)², c between 1 and 2; z and its bound have the errors that the tolerances allow."""
 
     target: dict[str, Tensor]
     inexact: bool = True
@@ -34,6 +34,10 @@ class QuadraticOracle:
     low: float = -math.inf
     calls: int = 0
     asked: list[float] = field(default_factory=list)
+    #: The part of f that is reported as its penalty.
+    share: float | None = None
+    #: The penalties reported, by the value that they are a part of.
+    penalties: dict[float, float | None] = field(default_factory=dict)
 
     def exact(self, theta: Theta) -> float:
         parts = [_curvature(t) * (theta[name].double() - t).square() for name, t in self.target.items()]
@@ -44,8 +48,13 @@ class QuadraticOracle:
         self.asked += tolerances
         for tol in tolerances:
             good = isinstance(tol, float | int) and 0 < tol < math.inf
-            require(good, f"it asked the oracle for the tolerance {tol!r}; a tolerance is a positive number")
-        require(set(theta) == set(self.target), f"it asked the oracle about θ with the names {sorted(theta)}")
+            require(
+                good, f"it asked the oracle for the tolerance {tol!r}; a tolerance must be a positive number"
+            )
+        require(
+            set(theta) == set(self.target),
+            f"it called the oracle with θ of the names {sorted(theta)} instead of {sorted(self.target)}",
+        )
         if self.calls > self.budget:
             raise BudgetExhausted("the budget is spent")
 
@@ -53,7 +62,9 @@ class QuadraticOracle:
         tol = _tolerance(effort)
         self._spend(theta, tol)
         value, slack = self.exact(theta), ERROR * tol**2 if self.inexact else 0.0
-        return Value(value, max(value - slack, 0.0), value + slack, True, tol, 1.0)
+        penalty = None if self.share is None else self.share * value
+        self.penalties[value] = penalty
+        return Value(value, max(value - slack, 0.0), value + slack, True, tol, 1.0, penalty=penalty)
 
     def hypergradient(
         self, theta: Theta, effort: Effort, adjoint: Effort, *, bound: bool = False, together: bool = False
@@ -78,14 +89,14 @@ class QuadraticOracle:
         return Scales(1.0, 1.0)
 
     def accept(self, value: Value) -> None:
-        require(isinstance(value, Value), "accept takes the Value of a trial")
+        require(isinstance(value, Value), "accept must be called with the Value of a trial")
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         return {name: value.clamp_min(self.low) for name, value in theta.items()}
 
 
 def _tolerance(effort: Effort) -> float:
-    """What an effort means here: a number of steps halves the error each."""
+    """The tolerance of an effort; of a number of steps, each halves the error."""
     return effort.tol if isinstance(effort, Accuracy) else 0.5**effort.count
 
 
@@ -119,11 +130,11 @@ def descends(subject: Subject) -> None:
     require(
         after < before,
         f"after {STEPS} steps from f = {before:.4g} on a quadratic with curvatures 1 … 2, f is {after:.4g};"
-        " is the sign right, and the default step not too long?",
+        " check its sign and whether the default step is too long",
     )
 
 
-@holds(KIND, "a step says where it went")
+@holds(KIND, "a step returns θ, a loss and metrics")
 def record(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
         theta, oracle = _problem(dtype)
@@ -141,17 +152,35 @@ def record(subject: Subject) -> None:
         for name, entry in step.metrics.items():
             plain = isinstance(entry, float | int | str)
             require(
-                plain, f"metric {name!r} must be a number or text, got a {type(entry).__name__}; use float(…)"
+                plain, f"metric {name!r} must be a number or text, not a {type(entry).__name__}; use float(…)"
             )
+
+
+@holds(KIND, "reports the penalty of its loss")
+def penalty(subject: Subject) -> None:
+    for share in (None, 0.1):
+        theta, oracle = _problem(share=share)
+        optimizer = subject()
+        state: Mapping[str, Any] = optimizer.init(theta)
+        current: Theta = theta
+        for _ in range(4):
+            step = optimizer.step(current, oracle, state)
+            expected = oracle.penalties.get(step.loss)
+            require(
+                step.loss not in oracle.penalties or step.penalty == expected,
+                f"the loss {step.loss:.6g} of a step contains the penalty {expected}, but Step.penalty is"
+                f" {step.penalty}; pass penalty=value.penalty of the value that is the loss",
+            )
+            current, state = step.theta, step.state
 
 
 @holds(KIND, "same input, same result")
 def deterministic(subject: Subject) -> None:
-    found = []
+    ends = []
     for _ in range(2):
         theta, oracle = _problem()
-        found.append(dict(_run(subject(), theta, oracle, 8)[0]))
-    require(same(*found), "two runs from the same θ with the same answers of the oracle ended in different θ")
+        ends.append(dict(_run(subject(), theta, oracle, 8)[0]))
+    require(same(*ends), "two runs from the same θ with the same oracle ended at different θ")
 
 
 @holds(KIND, "θ and state are left untouched")
@@ -174,20 +203,20 @@ def restorable(subject: Subject) -> None:
     theta, oracle = _problem()
     moved, state = _run(subject(), theta, oracle, 4)
     restored = reload(dict(state))
-    first, second = (subject().step(moved, _problem()[1], one) for one in (state, restored))
+    first, second = (subject().step(moved, _problem()[1], start) for start in (state, restored))
     require(
         same(dict(first.theta), dict(second.theta)),
-        "a step from a state that was saved and loaded differs from the step without; whatever evolves must be in the"
+        "a step from a state that was saved and loaded differs from the original step; whatever evolves must be in the"
         " state, not in self",
     )
-    one = subject()
-    _run(one, *_problem(), 3)
-    again = one.step(moved, _problem()[1], state)
-    message = "a step depends on what the same object did before; whatever evolves must be in the state, not in self"
+    optimizer = subject()
+    _run(optimizer, *_problem(), 3)
+    again = optimizer.step(moved, _problem()[1], state)
+    message = "a step depends on earlier calls of the same object; whatever evolves must be in the state, not in self"
     require(same(dict(first.theta), dict(again.theta)), message)
 
 
-@holds(KIND, "lets BudgetExhausted pass")
+@holds(KIND, "lets BudgetExhausted propagate")
 def budget(subject: Subject) -> None:
     for calls in (0, 1):
         theta, oracle = _problem(budget=calls)
@@ -201,9 +230,15 @@ def budget(subject: Subject) -> None:
         except BudgetExhausted:
             continue
         except Exception as error:
-            fail(f"when the oracle raised BudgetExhausted, step raised {type(error).__name__}; let it pass")
+            fail(
+                f"when the oracle raised BudgetExhausted, step raised {type(error).__name__};"
+                " let the exception propagate"
+            )
         if oracle.calls > calls:
-            fail("when the oracle raised BudgetExhausted, step went on; let it pass, the core ends the run")
+            fail(
+                "when the oracle raised BudgetExhausted, step continued; let the exception propagate,"
+                " and the core then ends the run"
+            )
 
 
 @holds(KIND, "θ stays admissible")
@@ -214,11 +249,11 @@ def admissible(subject: Subject) -> None:
     lowest = min(float(value.min()) for value in moved.values())
     require(
         lowest >= 0.9,
-        f"with θ ≥ 0.9 as the admissible set, θ went down to {lowest:.4g}; pass the new θ through oracle.project",
+        f"with θ ≥ 0.9 as the admissible set, θ fell to {lowest:.4g}; pass the new θ through oracle.project",
     )
 
 
-@holds(KIND, "a zero hypergradient is no accident")
+@holds(KIND, "a zero hypergradient leaves θ in place")
 def stationary(subject: Subject) -> None:
     _, oracle = _problem(inexact=False)
     theta = {name: value.clone() for name, value in oracle.target.items()}

@@ -1,4 +1,4 @@
-"""Properties of upper losses, bound to a few images with noisy measurements."""
+"""Properties of upper losses, tested on a few images with noisy measurements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def forward(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Trial:
-    """A loss bound to samples, and reconstructions to judge."""
+    """A loss bound to samples, and reconstructions to evaluate."""
 
     loss: UpperLoss
     sample: Sample
@@ -57,7 +57,7 @@ class Trial:
 
 
 def sample_of(loss: UpperLoss, dtype: torch.dtype) -> Sample:
-    """Measurements, divided by the loss where it holds some back, as in training."""
+    """Measurements, split by the loss if it holds some back, as in training."""
     truth = smooth_images(COUNT, SHAPE).double()
     rows, targets = [], []
     for i, y in enumerate(forward(truth) + LEVEL * normal(*truth.shape, seed=1)):
@@ -65,7 +65,7 @@ def sample_of(loss: UpperLoss, dtype: torch.dtype) -> Sample:
         rows.append(kept)
         targets.append(target)
     held_back = [target for target in targets if target is not None]
-    require(len(held_back) in (0, COUNT), "split must hold something back of every sample, or of none")
+    require(len(held_back) in (0, COUNT), "split must hold back part of every sample, or of none")
     target = torch.stack(held_back).to(dtype) if held_back else None
     true = truth.to(dtype) if loss.needs_truth else None
     return Sample(range(COUNT), torch.stack(rows).to(dtype), true, target)
@@ -79,47 +79,47 @@ def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
     return Trial(loss, sample, upper, noisy_images(COUNT, SHAPE, seed=5).to(dtype))
 
 
-def places(one: Trial) -> dict[str, Tensor]:
-    """Reconstructions to judge: solvers may come anywhere."""
+def places(case: Trial) -> dict[str, Tensor]:
+    """Reconstructions to evaluate: iterates of a solver may be anywhere."""
     return {
-        "noisy images": one.x,
-        "the true images": smooth_images(COUNT, SHAPE).to(one.x),
-        "zero images": torch.zeros_like(one.x),
-        "images far out of range": 100 * normal(*one.x.shape, seed=6),
+        "noisy images": case.x,
+        "the true images": smooth_images(COUNT, SHAPE).to(case.x),
+        "zero images": torch.zeros_like(case.x),
+        "images far out of range": 100 * normal(*case.x.shape, seed=6),
     }
 
 
 @holds(KIND, "value is one float64 number per sample")
 def value_shape(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
-        one = trial(subject, dtype)
-        for where, x in places(one).items():
-            found = one.upper.value(x)
+        case = trial(subject, dtype)
+        for where, x in places(case).items():
+            value = case.upper.value(x)
             what = f"value of {COUNT} {str(dtype)[6:]} images"
-            require_like(found, x.double(), what + ", summed in float64", (COUNT,))
-            require(bool(torch.isfinite(found).all()), f"{what} is not finite for {where}: {found.tolist()}")
+            require_like(value, x.double(), what + ", summed in float64", (COUNT,))
+            require(bool(torch.isfinite(value).all()), f"{what} is not finite for {where}: {value.tolist()}")
 
 
 @holds(KIND, "same input, same result")
 def deterministic(subject: Subject) -> None:
     first, second = trial(subject), trial(subject)
-    message = " of the same x differed between two losses built alike; is something drawn at random?"
+    message = " of the same x differed between two losses with the same options; use no unseeded randomness"
     require(same(first.upper.value(first.x), second.upper.value(second.x)), "value" + message)
     require(same(first.upper.gradient(first.x), second.upper.gradient(second.x)), "gradient" + message)
-    cause = "split with equal generators differed; draw only from the generator it is given"
+    cause = "split differed for equal generators; draw only from the given generator"
     require(same([first.sample.y, first.sample.target], [second.sample.y, second.sample.target]), cause)
 
 
 @holds(KIND, "a sample's result does not depend on its batch")
 def batch_independent(subject: Subject) -> None:
-    one = trial(subject)
-    value, gradient = one.upper.value(one.x), one.upper.gradient(one.x)
+    case = trial(subject)
+    value, gradient = case.upper.value(case.x), case.upper.gradient(case.x)
     for index in batches(COUNT):
-        part, x = one.upper.take(index), one.x[index]
-        rebound = one.loss.bind(_rows(one.sample, index), forward)
+        part, x = case.upper.take(index), case.x[index]
+        rebound = case.loss.bind(_rows(case.sample, index), forward)
         for name, upper in (("take", part), ("bind", rebound)):
-            what = f"of {describe_batch(index)} by {name} differs from the same in a batch of {COUNT}"
-            cause = "sums and means must leave out the first dimension, and take must divide all that is per sample"
+            what = f"of {describe_batch(index)} by {name} differs from the result in a batch of {COUNT}"
+            cause = "sums and means must not run over the first dimension, and take must select every per-sample field"
             require_close(upper.value(x), value[index], 1e-10, f"value {what}", cause)
             require_close(upper.gradient(x), gradient[index], 1e-10, f"gradient {what}", cause)
 
@@ -127,37 +127,37 @@ def batch_independent(subject: Subject) -> None:
 @holds(KIND, "gradients have the dtype of the images")
 def dtype_kept(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
-        one = trial(subject, dtype)
-        require_like(one.upper.gradient(one.x), one.x, f"gradient of {str(dtype)[6:]} images")
+        case = trial(subject, dtype)
+        require_like(case.upper.gradient(case.x), case.x, f"gradient of {str(dtype)[6:]} images")
 
 
 @holds(KIND, "inputs are left untouched")
 def untouched(subject: Subject) -> None:
-    one = trial(subject)
-    loss, y = one.loss, one.sample.y[0].clone()
+    case = trial(subject)
+    loss, y = case.loss, case.sample.y[0].clone()
     calls: dict[str, Callable[[], object]] = {
-        "bind": lambda: loss.bind(one.sample, forward),
-        "value": lambda: one.upper.value(one.x),
-        "gradient": lambda: one.upper.gradient(one.x),
-        "take": lambda: one.upper.take(torch.tensor([1])).value(one.x[1:2]),
+        "bind": lambda: loss.bind(case.sample, forward),
+        "value": lambda: case.upper.value(case.x),
+        "gradient": lambda: case.upper.gradient(case.x),
+        "take": lambda: case.upper.take(torch.tensor([1])).value(case.x[1:2]),
         "split": lambda: loss.split(y, LEVEL, keyed_generator("split", 0)),
     }
     for name, call in calls.items():
-        sample = one.sample
-        guard = Untouched(x=one.x, truth=sample.truth, target=sample.target, measurements=sample.y, y=y)
+        sample = case.sample
+        guard = Untouched(x=case.x, truth=sample.truth, target=sample.target, measurements=sample.y, y=y)
         call()
         guard.verify(name)
 
 
 @holds(KIND, "gradient matches finite differences of the value")
 def gradient(subject: Subject) -> None:
-    one = trial(subject)
-    for seed, (where, x) in enumerate(places(one).items()):
+    case = trial(subject)
+    for seed, (where, x) in enumerate(places(case).items()):
         v = normal(*x.shape, seed=20 + seed)
-        claimed = dot(one.upper.gradient(x), v)
+        claimed = dot(case.upper.gradient(x), v)
 
         def along(t: float, x: Tensor = x, v: Tensor = v) -> Tensor:
-            return one.upper.value(x + t * v)
+            return case.upper.value(x + t * v)
 
         quotient, error = best_difference(along, claimed)
         if not (error <= 1e-5 or float((quotient - claimed).abs().max()) <= 1e-8):
@@ -165,41 +165,41 @@ def gradient(subject: Subject) -> None:
             derivative_fails(what, "differences of the value along v", claimed, quotient)
 
 
-@holds(KIND, "lipschitz is a true bound")
+@holds(KIND, "lipschitz is a valid bound")
 def lipschitz(subject: Subject) -> None:
-    one = trial(subject)
-    bound = one.upper.lipschitz
+    case = trial(subject)
+    bound = case.upper.lipschitz
     if bound is None:
         raise NotApplicable("no Lipschitz constant is known")
-    limit = _column(bound, one.x)
-    for where, x in places(one).items():
+    limit = _column(bound, case.x)
+    for where, x in places(case).items():
         v = normal(*x.shape, seed=30)
         for length in (1e-3, 1e-3, 1e-3, 1e-1, 1.0, 30.0):
             step = length * math.sqrt(x[0].numel()) * v / expand(norm(v).clamp_min(1e-300), v)
-            change = one.upper.gradient(x + step) - one.upper.gradient(x)
+            change = case.upper.gradient(x + step) - case.upper.gradient(x)
             quotient = norm(change) / norm(step)
             worst = int((quotient - limit).argmax())
             require(
                 bool((quotient <= limit * (1 + 1e-6) + 1e-12).all()),
                 f"lipschitz is {float(limit[worst]):.6g}, but near {where} the gradient changes by"
-                f" {float(quotient[worst]):.6g} per unit of x: it must bound ‖∇²g‖ for every image; return None where"
-                " none is known",
+                f" {float(quotient[worst]):.6g} per unit of x: it must bound ‖∇²g‖ for every image; return None if no"
+                " bound is known",
             )
-            # The change is the Hessian times the step, so that steps turn towards the steepest direction.
+            # The change is the Hessian times the step, so the steps turn towards the direction of largest curvature.
             v = change if float(change.abs().max()) > 0 else v
 
 
 @holds(KIND, "convex as declared")
 def convex(subject: Subject) -> None:
-    one = trial(subject)
-    if not one.upper.convex:
+    case = trial(subject)
+    if not case.upper.convex:
         raise NotApplicable("it declares convex = False")
-    rounding = 1e-12 * float(one.upper.value(one.x).abs().max())
-    for where, a in places(one).items():
-        for other, b in places(one).items():
+    rounding = 1e-12 * float(case.upper.value(case.x).abs().max())
+    for where, a in places(case).items():
+        for other, b in places(case).items():
             for t in (0.1, 0.5, 0.9):
-                inner = one.upper.value((1 - t) * a + t * b)
-                chord = (1 - t) * one.upper.value(a) + t * one.upper.value(b)
+                inner = case.upper.value((1 - t) * a + t * b)
+                chord = (1 - t) * case.upper.value(a) + t * case.upper.value(b)
                 above = float((inner - chord).max())
                 require(
                     above <= 1e-11 * float(chord.abs().max() + inner.abs().max()) + rounding,
@@ -210,84 +210,88 @@ def convex(subject: Subject) -> None:
 
 @holds(KIND, "no value is below the infimum")
 def infimum(subject: Subject) -> None:
-    one = trial(subject)
-    bound = one.upper.infimum
+    case = trial(subject)
+    bound = case.upper.infimum
     if bound == -math.inf:
         raise NotApplicable("no infimum is known")
-    for where, x in {**places(one), "where descent led": _descended(one)}.items():
-        smallest = float(one.upper.value(x).min())
+    for where, x in {**places(case), "the end of a descent": _descended(case)}.items():
+        smallest = float(case.upper.value(x).min())
         require(
             smallest >= bound - 1e-12 * (1 + abs(bound)),
-            f"infimum is {bound:.6g}, but the value at {where} is {smallest:.6g}; bounds of f would be called certified"
-            " that are not; −∞ means unknown",
+            f"infimum is {bound:.6g}, but the value at {where} is {smallest:.6g}; bounds on f would be wrongly called"
+            " certified; use −∞ if it is unknown",
         )
 
 
-@holds(KIND, "blocks have the mean g")
+@holds(KIND, "the mean of the blocks is g")
 def blocks(subject: Subject) -> None:
-    one = trial(subject)
-    count = one.upper.blocks
+    case = trial(subject)
+    count = case.upper.blocks
     if count == 1:
         raise NotApplicable("it is not a finite sum")
-    parts = [one.upper.block(torch.full((COUNT,), j)) for j in range(count)]
+    parts = [case.upper.block(torch.full((COUNT,), j)) for j in range(count)]
     for name in ("value", "gradient"):
-        mean = torch.stack([getattr(part, name)(one.x) for part in parts]).mean(0)
-        cause = "the mean over all blocks is g, so that a block is its share times their number"
+        mean = torch.stack([getattr(part, name)(case.x) for part in parts]).mean(0)
+        cause = "the mean over all blocks must be g, so a block is its share of g times the number of blocks"
         require_close(
-            mean, getattr(one.upper, name)(one.x), 1e-9, f"the mean {name} of {count} blocks", cause
+            mean, getattr(case.upper, name)(case.x), 1e-9, f"the mean {name} of {count} blocks", cause
         )
 
 
 @holds(KIND, "theta_gradient is the derivative in θ")
 def theta_gradient(subject: Subject) -> None:
-    one = trial(subject)
-    if type(one.upper).theta_gradient is Upper.theta_gradient:
+    case = trial(subject)
+    if not case.upper.depends_on_theta:
         raise NotApplicable("it does not depend on θ")
-    weights = torch.linspace(0.5, 1.5, COUNT, dtype=one.x.dtype)
-    whole = one.upper.theta_gradient(one.x, weights)
+    weights = torch.linspace(0.5, 1.5, COUNT, dtype=case.x.dtype)
+    whole = case.upper.theta_gradient(case.x, weights)
     alone = [
-        one.upper.take(index).theta_gradient(one.x[index], weights[index]) for index in batches(COUNT)[:COUNT]
+        case.upper.take(index).theta_gradient(case.x[index], weights[index])
+        for index in batches(COUNT)[:COUNT]
     ]
     for name, value in whole.items():
         total = torch.stack([part[name] for part in alone]).sum(0)
-        cause = "it is Σ_i weights_i ∂_θ g_i"
+        cause = "it must be Σ_i weights_i ∂_θ g_i"
         require_close(value, total, 1e-9, f"theta_gradient[{name!r}] against the sum over samples", cause)
-    if "theta" not in getattr(type(one.upper), "__dataclass_fields__", {}):
-        raise NotApplicable("it has no field theta to take differences in")
-    _theta_differences(one, whole, weights)
+    if "theta" not in getattr(type(case.upper), "__dataclass_fields__", {}):
+        raise NotApplicable("it has no field theta, so no differences can be computed")
+    _theta_differences(case, whole, weights)
 
 
-def _theta_differences(one: Trial, whole: dict[str, Tensor], weights: Tensor) -> None:
-    upper: Any = one.upper
+def _theta_differences(case: Trial, whole: dict[str, Tensor], weights: Tensor) -> None:
+    upper: Any = case.upper
     for name, value in whole.items():
         direction = {n: normal(*v.shape, seed=40) * (n == name) for n, v in upper.theta.items()}
 
         def along(t: float, direction: dict[str, Tensor] = direction) -> Tensor:
             moved: Any = replace(upper, theta=shifted(upper.theta, direction, t))
-            return weights @ moved.value(one.x)
+            return weights @ moved.value(case.x)
 
         claimed = (value * direction[name]).sum()
         quotient, error = best_difference(along, claimed)
         require(
             error <= 1e-5 or abs(float(quotient - claimed)) <= 1e-9,
-            f"theta_gradient[{name!r}]: expected {float(quotient):.6g} along a random direction from finite differences"
-            f" in θ, got {float(claimed):.6g}",
+            f"theta_gradient[{name!r}]: expected {float(quotient):.6g} from finite differences in θ along a random"
+            f" direction, got {float(claimed):.6g}",
         )
 
 
-@holds(KIND, "says what it needs")
+@holds(KIND, "declares what it needs")
 def needs(subject: Subject) -> None:
     loss = subject()
     if not loss.needs_truth:
-        trial(subject)  # bound without true images
+        trial(subject)  # must work without true images
         return
     y = forward(smooth_images(COUNT, SHAPE).double())
     try:
         loss.bind(Sample(range(COUNT), y, None), forward)
     except ValueError as error:
-        require(bool(str(error).strip()), "bind refuses samples without true images, but without a sentence")
+        require(
+            bool(str(error).strip()),
+            "bind refuses samples without true images, but its ValueError has no message",
+        )
     else:
-        require(False, "bind takes samples without true images; declare needs_truth = False")
+        require(False, "bind accepts samples without true images; declare needs_truth = False")
 
 
 def _rows(sample: Sample, index: Tensor) -> Sample:
@@ -304,14 +308,14 @@ def _column(bound: Bound, x: Tensor) -> Tensor:
     return torch.as_tensor(bound, dtype=x.dtype).expand(len(x))
 
 
-def _descended(one: Trial) -> Tensor:
-    """A few steps downhill, each as long as it may be."""
-    x = one.x
+def _descended(case: Trial) -> Tensor:
+    """A few descent steps, each as long as possible."""
+    x = case.x
     for _ in range(30):
-        slope = one.upper.gradient(x)
+        slope = case.upper.gradient(x)
         for step in (1e3, 10.0, 1.0, 0.1, 1e-2, 1e-4):
             new = x - step * slope
-            if bool((one.upper.value(new) < one.upper.value(x)).all()):
+            if bool((case.upper.value(new) < case.upper.value(x)).all()):
                 x = new
                 break
     return x

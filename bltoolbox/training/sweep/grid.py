@@ -1,6 +1,6 @@
 """A grid of recipes: ``KEY=a,b,c`` on the command line becomes one cell for each combination of values.
 
-A comma separates values unless it is inside brackets, braces or quotes, so a value may be a list or a whole
+A comma separates values unless it is inside brackets, braces or quotes, so a value may be a list or a complete
 component: ``upper_optimizer={name: isgd, step: 1},maid``. Nothing here needs torch.
 """
 

@@ -3,8 +3,9 @@
 A signal to the sweep is passed on to its runs, which write their checkpoints. Runs have their own sessions: Ctrl-C
 reaches them once, through the sweep, and they outlive a sweep that is killed; the next one waits for them.
 
-Not by ``concurrent.futures``: one killed worker breaks a whole pool of processes, its workers die with the sweep, and
-a pool of threads would only wait for the same processes, which still have to be started, signalled and found again.
+This does not use ``concurrent.futures``: one killed worker breaks an entire pool of processes, its workers die with the
+sweep, and a pool of threads would only wait for the same processes, which still have to be started, signalled and found
+again.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class Watcher(Protocol):
 class _Job:
     """A cell that is running; ``process`` is None if an earlier, killed sweep started it."""
 
-    one: Planned
+    planned: Planned
     process: subprocess.Popen[bytes] | None
 
     def ended(self) -> bool:
-        return not is_locked(self.one.path) if self.process is None else self.process.poll() is not None
+        return not is_locked(self.planned.path) if self.process is None else self.process.poll() is not None
 
 
 class Jobs:
@@ -65,8 +66,8 @@ class Jobs:
         self.count = count
         self.plugins = [word for file in plugins for word in ("--plugin", str(file))]
         self.watcher = watcher
-        self.waiting = [one for one in sweep.cells if one.state is State.WAITING]
-        self.running = [_Job(one, None) for one in sweep.cells if one.state is State.RUNNING]
+        self.waiting = [planned for planned in sweep.cells if planned.state is State.WAITING]
+        self.running = [_Job(planned, None) for planned in sweep.cells if planned.state is State.RUNNING]
         #: The signals received, and how many of them were passed on.
         self.signals: list[int] = []
         self.passed = 0
@@ -74,7 +75,7 @@ class Jobs:
     def run(self) -> int | None:
         """Run until all cells are done or a signal arrives; returns the number of the signal."""
         for job in self.running:
-            self.watcher.say(f"{job.one.name}: still running in another process; waiting for it")
+            self.watcher.say(f"{job.planned.name}: still running in another process; waiting for it")
         with collected() as self.signals:
             while self.running or (self.waiting and not self.signals):
                 while self.waiting and len(self.running) < self.count and not self.signals:
@@ -89,17 +90,17 @@ class Jobs:
                 time.sleep(_PAUSE)
         return self.signals[0] if self.signals else None
 
-    def _start(self, one: Planned) -> None:
-        resumed = self.sweep.resumable(one)
+    def _start(self, planned: Planned) -> None:
+        resumed = self.sweep.resumable(planned)
         if resumed:
-            words = ["resume", str(one.path.absolute())]
+            arguments = ["resume", str(planned.path.absolute())]
         else:
-            if kept := self.sweep.set_aside(one):
-                self.watcher.say(f"{one.name}: restarted; the old run is kept in {kept}")
-            words = ["run", str(self.sweep.recipe_file.absolute()), *one.cell.overrides]
-            words += ["--out", str(one.path.absolute())]
-        command = [sys.executable, "-m", "bltoolbox", *words, "--verbose", *self.plugins]
-        with append_to(one.log, within=self.sweep.path) as log:
+            if kept := self.sweep.set_aside(planned):
+                self.watcher.say(f"{planned.name}: restarted; the old run is kept in {kept}")
+            arguments = ["run", str(self.sweep.recipe_file.absolute()), *planned.cell.overrides]
+            arguments += ["--out", str(planned.path.absolute())]
+        command = [sys.executable, "-m", "bltoolbox", *arguments, "--verbose", *self.plugins]
+        with append_to(planned.log, within=self.sweep.path) as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  $ blt {shlex.join(command[3:])}\n".encode())
             log.flush()
             process = subprocess.Popen(
@@ -110,8 +111,8 @@ class Jobs:
                 env=self._environment(),
                 start_new_session=True,
             )
-        one.state, one.reason, one.code = State.RUNNING, None, None
-        self.running.append(_Job(one, process))
+        planned.state, planned.reason, planned.code = State.RUNNING, None, None
+        self.running.append(_Job(planned, process))
 
     def _environment(self) -> dict[str, str]:
         """The processors are divided among the runs, unless the user has decided otherwise."""
@@ -122,21 +123,23 @@ class Jobs:
         return environment
 
     def _end(self, job: _Job) -> None:
-        one = job.one
+        planned = job.planned
         code = None if job.process is None else job.process.returncode
-        finished = is_run(one.path) and RunHistory.read(one.path).finished
-        said = str((read_status(one.path) or {}).get("status", ""))
+        finished = is_run(planned.path) and RunHistory.read(planned.path).finished
+        status = str((read_status(planned.path) or {}).get("status", ""))
         if finished:
-            one.state = State.FINISHED
-        elif said.startswith("failed") or not (
+            planned.state = State.FINISHED
+        elif status.startswith("failed") or not (
             self.signals or code is None or code < 0 or code in (130, 143)
         ):
-            one.state, one.code = State.FAILED, 1 if said.startswith("failed") else code
-            one.reason = said.removeprefix("failed: ") if said.startswith("failed") else last_line_of(one.log)
+            planned.state, planned.code = State.FAILED, 1 if status.startswith("failed") else code
+            planned.reason = (
+                status.removeprefix("failed: ") if status.startswith("failed") else last_line_of(planned.log)
+            )
         elif code is not None and code < 0 and not self.signals:
-            one.state, one.reason = State.KILLED, f"killed by {signal.Signals(-code).name}"
+            planned.state, planned.reason = State.KILLED, f"killed by {signal.Signals(-code).name}"
         else:
-            one.state, one.reason = State.INTERRUPTED, "interrupted"
+            planned.state, planned.reason = State.INTERRUPTED, "interrupted"
         self.sweep.save()
 
     def _pass_on(self) -> None:

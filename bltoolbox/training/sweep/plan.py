@@ -62,7 +62,7 @@ class Planned:
         return self.cell.name
 
     def history(self) -> RunHistory | None:
-        """What its run directory tells, once it has one."""
+        """The history in its run directory, once it has one."""
         return RunHistory.read(self.path) if is_run(self.path) else None
 
     def as_dict(self, history: RunHistory | None, metric: Metric) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _cells(names: Sequence[str], count: int) -> str:
 def fresh_sweep_directory(root: Path, name: str) -> Path:
     """``root/name/sweep-<time>``, not yet existing."""
     path = root / (name if is_component(name) else "recipe") / time.strftime("sweep-%Y-%m-%d_%H-%M-%S")
-    taken = {one.name.casefold() for one in path.parent.iterdir()} if path.parent.is_dir() else set()
+    taken = {entry.name.casefold() for entry in path.parent.iterdir()} if path.parent.is_dir() else set()
     return path.with_name(free_name(path.name, taken))
 
 
@@ -170,10 +170,10 @@ class Sweep:
         self.recipe_file = path / f"{plan.name}.yaml"
         self.earlier = self._earlier()
         self._take_up()
-        for one in self.cells:
-            one.path = path / one.name
-            one.log = path / "logs" / f"{one.name}.log"
-            self._look(one)
+        for planned in self.cells:
+            planned.path = path / planned.name
+            planned.log = path / "logs" / f"{planned.name}.log"
+            self._look(planned)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -192,13 +192,13 @@ class Sweep:
         """Record the grid and the reasons of failed cells."""
         cells = [
             {
-                "name": one.name,
-                "settings": one.cell.settings,
-                "overrides": one.cell.overrides,
-                "failed": None if one.code is None else {"code": one.code, "reason": one.reason},
-                "recipe": one.recipe,
+                "name": planned.name,
+                "settings": planned.cell.settings,
+                "overrides": planned.cell.overrides,
+                "failed": None if planned.code is None else {"code": planned.code, "reason": planned.reason},
+                "recipe": planned.recipe,
             }
-            for one in self.cells
+            for planned in self.cells
         ]
         content = {
             "bltoolbox": bltoolbox.__version__,
@@ -208,37 +208,39 @@ class Sweep:
         }
         write_json(self.path / SWEEP_FILE, content, within=self.path)
 
-    def resumable(self, one: Planned) -> bool:
+    def resumable(self, planned: Planned) -> bool:
         """Whether a cell can be resumed; a failed one would fail again at the same place."""
-        said = str((read_status(one.path) or {}).get("status", ""))
-        if one.code == 1 or said.startswith("failed"):
+        status = str((read_status(planned.path) or {}).get("status", ""))
+        if planned.code == 1 or status.startswith("failed"):
             return False
-        return is_run(one.path) and has_checkpoint(one.path)
+        return is_run(planned.path) and has_checkpoint(planned.path)
 
-    def set_aside(self, one: Planned) -> Path | None:
+    def set_aside(self, planned: Planned) -> Path | None:
         """Make room for a restarted cell; the old run is kept."""
-        if not one.path.exists() or not any(one.path.iterdir()):
+        if not planned.path.exists() or not any(planned.path.iterdir()):
             return None
         folder = self.path / "set-aside"
         make_folder(folder, within=self.path)
-        kept = folder / free_name(one.name, {name.casefold() for name in list_folder(folder, self.path)})
-        one.path.rename(kept)
+        kept = folder / free_name(planned.name, {name.casefold() for name in list_folder(folder, self.path)})
+        planned.path.rename(kept)
         return kept
 
-    def _look(self, one: Planned) -> None:
+    def _look(self, planned: Planned) -> None:
         """Read the state of a cell from its directory."""
-        if one.path.is_symlink():
-            raise UnsafePath(one.path, "is a symbolic link")
-        if is_locked(one.path):
-            one.state = State.RUNNING
+        if planned.path.is_symlink():
+            raise UnsafePath(planned.path, "is a symbolic link")
+        if is_locked(planned.path):
+            planned.state = State.RUNNING
             return
-        if not is_run(one.path):
+        if not is_run(planned.path):
             return
-        history = RunHistory.read(one.path)
-        if history.recipe and differing([_no_budget(self._today(history.recipe)), _no_budget(one.recipe)]):
-            raise UsageError(f"{one.path} contains a run of another recipe; choose another directory")
+        history = RunHistory.read(planned.path)
+        if history.recipe and differing(
+            [_no_budget(self._today(history.recipe)), _no_budget(planned.recipe)]
+        ):
+            raise UsageError(f"{planned.path} contains a run of another recipe; choose another directory")
         if history.finished:
-            one.state, one.reason, one.code = State.FINISHED, None, None
+            planned.state, planned.reason, planned.code = State.FINISHED, None, None
 
     def _earlier(self) -> list[dict[str, Any]]:
         """The cells that are recorded in the directory."""
@@ -248,45 +250,45 @@ class Sweep:
                 raise UsageError(f"{self.path} is a file; choose another directory")
             return []
         if not file.is_file():
-            if any(one.name not in (LOCK_FILE, "logs") for one in self.path.iterdir()):
+            if any(entry.name not in (LOCK_FILE, "logs") for entry in self.path.iterdir()):
                 raise UsageError(f"{self.path} is not empty and not a sweep; choose another directory")
             return []
         try:
             cells = read_json(file, follow=False)["cells"]
-            recorded = [{**one, "name": str(one["name"]), "recipe": dict(one["recipe"])} for one in cells]
+            recorded = [{**cell, "name": str(cell["name"]), "recipe": dict(cell["recipe"])} for cell in cells]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BltError(
                 f"{file} cannot be read ({error}); restore it, or choose another directory"
             ) from error
-        refuse_paths(file, [one["name"] for one in recorded])
+        refuse_paths(file, [cell["name"] for cell in recorded])
         return recorded
 
     def _take_up(self) -> None:
         """Match the cells that are recorded with those of the plan; all of them must still be in it."""
-        today = {_key(one.recipe): one for one in self.cells}
+        today = {_key(planned.recipe): planned for planned in self.cells}
         kept: set[str] = set()
         for old in self.earlier:
-            one = today.pop(_key(self._today(old["recipe"])), None)
-            if one is None:
+            planned = today.pop(_key(self._today(old["recipe"])), None)
+            if planned is None:
                 raise UsageError(
                     f"{self.path} contains another sweep{self._difference(old)}; choose another directory with -o"
                 )
-            one.cell = replace(one.cell, name=old["name"])
+            planned.cell = replace(planned.cell, name=old["name"])
             failed = old.get("failed") or {}
-            one.code, one.reason = failed.get("code"), failed.get("reason")
-            kept.add(one.name.casefold())
-        for one in today.values():
-            one.cell = replace(one.cell, name=free_name(one.name, kept))
-            kept.add(one.name.casefold())
+            planned.code, planned.reason = failed.get("code"), failed.get("reason")
+            kept.add(planned.name.casefold())
+        for planned in today.values():
+            planned.cell = replace(planned.cell, name=free_name(planned.name, kept))
+            kept.add(planned.name.casefold())
 
     def _difference(self, old: Mapping[str, Any]) -> str:
         """How the cell of the same name differs, if there is one."""
-        for one in self.cells:
-            if one.name == old["name"]:
-                recipes = [self._today(old["recipe"]), one.recipe]
+        for planned in self.cells:
+            if planned.name == old["name"]:
+                recipes = [self._today(old["recipe"]), planned.recipe]
                 keys = differing(recipes)
                 before, after = (flatten(recipe).get(keys[0]) for recipe in recipes) if keys else (None, None)
-                return f": there, {keys[0]} of {one.name} is {before!r}, not {after!r}" if keys else ""
+                return f": there, {keys[0]} of {planned.name} is {before!r}, not {after!r}" if keys else ""
         return f": its cell {old['name']} is not in this grid"
 
     def _today(self, recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Images from one NumPy file.
 
-An ``.npy`` array of shape N×H×W×3 (colour), N×H×W×1 or N×H×W (gray), either of unsigned integers (0 … the largest of
-the type) or of floats in [0, 1]. The file is memory-mapped: only the images asked for are read, so it may be larger
-than the memory. Prefer it for prepared crops of one size; for files of an ordinary image format use ``folder``.
+An ``.npy`` array of shape N×H×W×3 (colour), N×H×W×1 or N×H×W (gray), either of unsigned integers (from 0 to the
+maximum of the type) or of floats in [0, 1]. The file is memory-mapped: only the requested images are read, so it may be
+larger than the memory. Prefer it for prepared crops of one size; for image files, use ``folder``.
 
 Crops of one photograph look alike, so they should not be on both sides of a split. A CSV file beside the array, one
-row per image, tells which belong together in its column ``photograph`` (or ``photo``, ``group``, ``source``,
-``image``); with a column ``index`` its rows may come in any order.
+row per image, says in its column ``photograph`` (or ``photo``, ``group``, ``source``, ``image``) which images belong
+together; with a column ``index``, its rows may be in any order.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Array(Data):
 
     Args:
         path: The file: N×H×W×3, N×H×W×1 or N×H×W, unsigned integers or floats in [0, 1].
-        count: Number of images to use; all from ``offset`` on when left out.
-        offset: Index of the first image to use, e.g. to hold the images before it out.
-        crop: Side of a square crop around the centre; the whole image when left out.
-        groups: A CSV file that tells which images are of one photograph; auto takes the one with the name of the
-            array, if there is one, and none lets each image stand for itself.
+        count: Number of images to use; by default all from ``offset`` on.
+        offset: Index of the first image to use, e.g. to hold out the images before it.
+        crop: Side of a square crop around the centre; by default the full image.
+        groups: A CSV file that says which images are from the same photograph; ``auto`` uses the file with the name of
+            the array, if it exists, and ``none`` treats each image as a photograph of its own.
     """
 
     def __init__(

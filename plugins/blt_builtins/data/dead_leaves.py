@@ -1,25 +1,25 @@
-"""Dead leaves: synthetic images with the statistics of photographs, and no download.
+"""Dead leaves: synthetic images with the statistics of photographs, without a download.
 
-Leaves (discs) fall at random places until they cover the ground; the image shows the topmost one at each pixel,
+Leaves (discs) fall at random places until they cover the ground; the image shows the topmost leaf at each pixel,
 
     x(p) = c_k + s_k·(p − p_k) + t_k T(p),      k the topmost leaf over p,      P(radius = r) ∝ r^−3,
 
-which makes occlusion edges at all scales and a power-law spectrum, as photographs have. Each leaf has a colour c_k
-(mostly brighter or darker than its image's own tone, seldom of another hue), a linear shading s_k and an amount t_k
-of the image's texture T, a random field of power-law spectrum. Images differ in contrast, smallest leaf, texture and
-sharpness. The painting is done at twice the resolution and averaged, then slightly blurred, so edges are soft.
+which gives occlusion edges at all scales and a power-law spectrum, as in photographs. Each leaf has a colour c_k
+(mostly brighter or darker than the tone of the image, rarely of another hue), a linear shading s_k and an amount t_k of
+the image's texture T, a random field with a power-law spectrum. Images differ in contrast, smallest leaf, texture and
+sharpness. Images are painted at twice the resolution, averaged and slightly blurred, so edges are soft.
 
-What was matched, on 1024 crops 96×96 of photographs of the Berkeley set, half of them at full and half at half size
-(512 leaves against crops): standard deviation 0.23 against 0.24 and correlation of the channels 0.90, 0.75, 0.89
-(red–green, red–blue, green–blue) against 0.88, 0.70, 0.87; standard deviations of horizontal differences along their
-principal colour axes 0.124, 0.019, 0.011 against 0.134, 0.018, 0.010; exponent of the power spectrum −2.6 against
-−2.4. Absolute differences of neighbours, at the quantiles 50, 90, 99 and 99.9 %: 0.011, 0.086, 0.32, 0.59 against
-0.017, 0.110, 0.34, 0.55; mean 0.033 against 0.042, excess kurtosis 24 against 13. The leaves are on purpose larger
-than in the closest match found (mean difference 0.041, exponent −2.55): of three variants, one short training run
-each, these gave about 0.2 dB more on the ``photos`` and the same on Berkeley test crops. That choice has seen those
-images.
+The statistics were matched to 1024 crops of 96×96 pixels of Berkeley photographs, half of them at full and half at half
+size. 512 generated images against the crops: standard deviation 0.23 against 0.24 and correlation of the channels
+0.90, 0.75, 0.89 (red–green, red–blue, green–blue) against 0.88, 0.70, 0.87; standard deviations of horizontal
+differences along their principal colour axes 0.124, 0.019, 0.011 against 0.134, 0.018, 0.010; exponent of the power
+spectrum −2.6 against −2.4. Absolute differences of neighbours at the quantiles 50, 90, 99 and 99.9 %: 0.011, 0.086,
+0.32, 0.59 against 0.017, 0.110, 0.34, 0.55; mean 0.033 against 0.042, excess kurtosis 24 against 13. The leaves are
+deliberately larger than in the closest match (mean difference 0.041, exponent −2.55): of three variants, with one short
+training run each, this one gave about 0.2 dB more on ``photos`` and the same on Berkeley test crops. So this choice has
+seen those images.
 
-Prefer it to start at once, for tests, and wherever photographs may not be distributed; a regularizer for one kind of
+Prefer it for a quick start, for tests, and where photographs must not be distributed; a regularizer for one kind of
 image learns more from crops of that kind (``array``).
 
 Reference: A. B. Lee, D. Mumford, J. Huang, *Occlusion models for natural images: a statistical study of a
@@ -66,12 +66,12 @@ class DeadLeaves(Data):
     """Random overlapping discs with power-law radii and natural colours, generated once and cached.
 
     Args:
-        count: Number of images. Image i is the same whatever the count.
+        count: Number of images. Image i does not depend on the count.
         size: Side of the square images, in pixels.
-        seed: Which series of images.
+        seed: Seed of the series of images.
         contrast: Factor on the colour differences between leaves.
-        texture: Factor on the texture and the shading inside leaves; 0 leaves plain discs.
-        blur: Largest standard deviation of the blur, in pixels; each image draws its own below it.
+        texture: Factor on the texture and the shading inside leaves; 0 gives plain discs.
+        blur: Largest standard deviation of the blur, in pixels; each image draws a value up to it.
         cache: Keep the images on disk, in $BLT_CACHE, $XDG_CACHE_HOME/bltoolbox or ~/.cache/bltoolbox.
     """
 
@@ -111,7 +111,7 @@ class DeadLeaves(Data):
         return f"dead-leaves {self._series()} #{id}"
 
     def image(self, i: int) -> NDArray[np.uint8]:
-        """Image i, painted afresh: (size, size, 3)."""
+        """Image i, painted anew: (size, size, 3)."""
         rng = np.random.default_rng([self.seed, i])
         leaves = _leaf_map(rng, self.size)
         painted = _paint(rng, leaves, self.contrast, self.texture)
@@ -122,7 +122,7 @@ class DeadLeaves(Data):
         return np.stack([self.image(i) for i in range(self.count)])
 
     def _series(self) -> str:
-        """All that an image depends on besides its id."""
+        """Everything that an image depends on besides its id."""
         return f"{self.size}-s{self.seed}-c{self.contrast!r}-t{self.texture!r}-b{self.blur!r}"
 
     def _load(self) -> NDArray[np.uint8]:
@@ -184,7 +184,7 @@ def _paint(
 
 
 def _field(rng: np.random.Generator, side: int) -> NDArray[np.float32]:
-    """A random field of unit variance and power-law spectrum, stretched in a random direction."""
+    """A random field of unit variance with a power-law spectrum, stretched in a random direction."""
     fy, fx = np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :]
     angle, stretch = np.pi * rng.random(), np.exp(0.7 * rng.random())
     u = stretch * (np.cos(angle) * fx + np.sin(angle) * fy)
@@ -197,7 +197,7 @@ def _field(rng: np.random.Generator, side: int) -> NDArray[np.float32]:
 
 
 def _blur(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
-    """Separable Gaussian blur, the border repeated."""
+    """Separable Gaussian blur with a repeated border."""
     t = np.arange(-2, 3)
     kernel = np.exp(-0.5 * (t / max(sigma, 1e-3)) ** 2)
     kernel /= kernel.sum()
@@ -209,7 +209,7 @@ def _blur(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    """The cached images, or None when there are none or the file is damaged (checksum in its last 4 bytes)."""
+    """The cached images, or None if there are none or the file is damaged (checksum in its last 4 bytes)."""
     try:
         images = map_array(path, trailing=4)
         checksum = int.from_bytes(read_end(path, 4), "little")

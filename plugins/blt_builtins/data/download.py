@@ -1,12 +1,13 @@
-"""Archives from the web: resumed where they were interrupted, verified, moved into place as a whole.
+"""Archives from the web: downloads are resumed and verified, and their files are moved into place atomically.
 
-An archive grows as ``NAME.part``. A broken download continues from there by HTTP Range if the server supports
-it, else it starts again; nothing counts before its MD5 sum is right. The archive is unpacked beside its destination
-and renamed, so that a folder is there completely or not at all. Whatever goes wrong is a ``MissingError`` that says
-what to do.
+An archive is downloaded to ``NAME.part``. An interrupted download continues from there by HTTP Range if the server
+supports it, and otherwise restarts; it is used only if its MD5 sum is right. The archive is unpacked beside its
+destination and renamed, so a folder is either complete or missing. Every failure is a ``MissingError`` that says what
+to do.
 
-By hand, over urllib (which uses the proxies of the environment), because neither torchvision's ``download_url`` nor
-pooch resumes a download or bounds its size, and torchvision's has no timeout and tries plain HTTP where HTTPS fails.
+This uses urllib directly (which respects the proxies of the environment), because neither torchvision's
+``download_url`` nor pooch resumes a download or limits its size, and torchvision's has no timeout and falls back to
+plain HTTP if HTTPS fails.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PAUSE = 1.0
 
 
 def fetch(url: str, md5: str, folder: Path, members: Sequence[str], there: Callable[[], bool]) -> None:
-    """Get the archive at ``url`` and put its ``members``, the folders at its top, into ``folder``."""
+    """Download the archive at ``url`` and move its top-level folders ``members`` into ``folder``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         name = Path(urlsplit(url).path).name
@@ -79,7 +80,7 @@ def _download(url: str, md5: str, archive: Path) -> None:
 
 
 def _complete(url: str, part: Path) -> None:
-    """Go on until the server has no more, as long as each connection brings something."""
+    """Continue until the file is complete, as long as each connection delivers data."""
     failures = 0
     while True:
         before = _begun(part)
@@ -110,7 +111,7 @@ def _complete(url: str, part: Path) -> None:
 
 
 def _append(url: str, part: Path) -> bool:
-    """One connection: add what it brings to ``part``; whether that is all."""
+    """One connection: append its data to ``part``; return whether the file is complete."""
     begun = _begun(part)
     headers = {"User-Agent": "bltoolbox"} | ({"Range": f"bytes={begun}-"} if begun else {})
     try:
@@ -138,13 +139,13 @@ def _append(url: str, part: Path) -> bool:
 
 
 def _starts_at(response: Any) -> int | None:
-    """Of ``Content-Range: bytes 500-999/1000``, the 500."""
+    """The 500 in ``Content-Range: bytes 500-999/1000``."""
     unit, _, span = (response.headers.get("Content-Range") or "").partition(" ")
     return _whole_number(span.partition("-")[0]) if unit == "bytes" else None
 
 
 def _whole_number(text: str | None) -> int | None:
-    """Of a header; None where a server sends something else, as the MD5 sum tells whether all is well."""
+    """The number in a header; None if the server sends something else, since the MD5 sum is verified anyway."""
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text.strip()) else None
 
 
@@ -173,7 +174,7 @@ def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _only_me(lock: Path) -> Iterator[None]:
-    """Two runs that need the same files do not download them twice."""
+    """A lock, so that two runs that need the same files do not download them twice."""
     with open_regular(lock, os.O_RDWR | os.O_CREAT, within=lock.parent) as file:
         if not acquire(file, lock.parent):
             print(f"waiting for another process that downloads into {lock.parent}", file=sys.stderr)
@@ -182,7 +183,7 @@ def _only_me(lock: Path) -> Iterator[None]:
 
 
 class _Progress:
-    """A line on stderr: rewritten on a terminal, else a new one for each tenth."""
+    """A progress line on stderr: rewritten on a terminal, otherwise a new line for each tenth."""
 
     def __init__(self, url: str, done: int, total: int | None) -> None:
         self.url, self.done, self.total = url, done, total

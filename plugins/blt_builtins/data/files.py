@@ -1,4 +1,4 @@
-"""Many image files as one set of images of one size: headers now, pixels when they are asked for."""
+"""Image files as a set of images of one size: headers are read at once, pixels on request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("bltoolbox")
 
 
 class ImageFiles:
-    """Files that can be used, in their order. Bad ones are left out, with one message for all of them.
+    """Usable files, in order. Unusable ones are left out, with one message for all of them.
 
     ``names`` are relative to ``folder``. ``resize`` scales the shorter side and cuts the middle square, ``crop`` cuts
-    a square around the centre; without either all images must have one size. ``channels`` is 1 when all files are
-    gray, unless it is given.
+    a square around the centre; without either, all images must have the same size. Unless given, ``channels`` is 1 if
+    all files are gray.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ImageFiles:
         return self.folder / self.names[i]
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        """Images ``ids``, decoded afresh: (B, C, H, W)."""
+        """The images ``ids``, decoded anew: (B, C, H, W)."""
         images = [self._image(i) for i in ids]
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
@@ -114,7 +114,7 @@ class ImageFiles:
 
 
 def real_path(path: Path) -> str:
-    """One name for a file, however it is reached."""
+    """One name for a file, by whatever path it is reached."""
     return os.path.realpath(path)
 
 

@@ -1,16 +1,15 @@
 """Images from a folder and its subfolders.
 
-PNG, JPEG, TIFF, WebP, BMP, GIF, PPM, JPEG 2000 and, with a Pillow that knows it, AVIF. Files are taken in the order of
-their paths, so that ids do not depend on the file system. On opening only headers are read; pixels are decoded when an
-image is asked for and then forgotten, so the set may be larger than the memory. With ``workers`` in the recipe, several
-threads decode.
+PNG, JPEG, TIFF, WebP, BMP, GIF, PPM, JPEG 2000 and, if Pillow supports it, AVIF. Files are sorted by path, so ids do
+not depend on the file system. Only headers are read at first; the pixels of an image are decoded on request and not
+kept, so the set may be larger than the memory. With ``workers`` in the recipe, several threads decode.
 
-A photograph is turned as its EXIF orientation says; transparent pixels are laid over white; palettes and CMYK become
-RGB; gray of 16 bits keeps its precision. A folder of gray files has one channel, and one colour file among them makes
-all RGB. Files that are damaged, too small or of a kind that cannot be read are left out, with one message. Hidden files
-are not looked at.
+A photograph is rotated according to its EXIF orientation; transparent pixels are composited over white; palettes and
+CMYK become RGB; 16-bit gray keeps its precision. A folder of gray files has one channel; one colour file among them
+makes all images RGB. Files that are damaged, too small or of an unsupported format are left out, with one message.
+Hidden files are ignored.
 
-Prefer it for photographs as they come from a camera or a data set; crops that are used again and again are read faster
+Prefer it for photographs as they come from a camera or a data set; crops that are used repeatedly are read faster
 from one ``array``.
 """
 
@@ -56,11 +55,11 @@ class Folder(Data):
 
     Args:
         path: The folder.
-        count: Number of files to use; all from ``offset`` on when left out. Files that cannot be used are counted and
-            left out, so that the same range means the same files whatever ``crop`` and ``resize`` are.
-        offset: Position of the first file to use, in the order of paths, e.g. to hold the files before it out.
-        crop: Side of a square crop around the centre; the whole image when left out. After ``resize`` if both are set.
-        resize: Scale the shorter side to this length (it is never enlarged) and cut the middle square.
+        count: Number of files to use; by default all from ``offset`` on. Unusable files are counted and left out, so
+            a range means the same files whatever ``crop`` and ``resize`` are.
+        offset: Position of the first file to use, in the order of paths, e.g. to hold out the files before it.
+        crop: Side of a square crop around the centre, after ``resize`` if both are set; by default the full image.
+        resize: Scale the shorter side to this length (never enlarging it) and cut out the middle square.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Which photograph each image of an array was cut from: a CSV file beside the array.
 
 It has a header, one row per image, and a column ``photograph``, ``photo``, ``group``, ``source`` or ``image`` (the
-first of these that there is). With a column ``index`` the rows may come in any order.
+first of these that exists). With a column ``index``, the rows may be in any order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COLUMNS = ("photograph", "photo", "group", "source", "image")
 
 
 def read_groups(array: Path, total: int, choice: str) -> list[str] | None:
-    """The photograph of each of ``total`` images, or None when each stands for itself.
+    """The photograph of each of ``total`` images, or None if each image is its own photograph.
 
     ``choice`` is a file (as given, or beside the array), ``none``, or ``auto``: the CSV file with the name of the
     array, if it exists and has such a column.

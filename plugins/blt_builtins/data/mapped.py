@@ -1,4 +1,4 @@
-"""Arrays that lie in a file and are read only where they are asked for."""
+"""Arrays in a file, of which only the requested parts are read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 
 class Mapped:
-    """A memory-mapped array of images, with a guard against a file that is cut short while it is in use.
+    """A memory-mapped array of images, with a guard against a file that is truncated while it is in use.
 
-    To touch a page of a mapping that its file no longer has would kill the process.
+    Accessing a page of a mapping beyond the end of its file would kill the process.
     """
 
     def __init__(self, path: Path, array: NDArray[Any]) -> None:

@@ -1,8 +1,8 @@
 """Oxford-IIIT Pet: photographs of cats and dogs, with torchvision's lists of files.
 
 3,680 photographs in ``trainval`` and 3,669 in ``test``, mostly 300 to 500 pixels wide; breeds and outlines are not
-used. The archives have 0.8 GB and are downloaded only when ``download`` is set. torchvision knows which files belong
-to a split; they are opened as those of ``folder`` are, headers first and pixels when needed. Photographs that are too
+used. The archives have 0.8 GB and are downloaded only if ``download`` is set. torchvision knows which files belong
+to a split; they are opened like those of ``folder``, headers at once and pixels on request. Photographs that are too
 small for ``size`` are left out, with one message.
 
 Prefer it for training or evaluation on whole photographs of one size, as in published experiments.
@@ -37,14 +37,14 @@ class OxfordPets(Data):
     """Photographs of the Oxford-IIIT Pet data set, as squares of one size.
 
     Args:
-        path: The folder that holds, or is to hold, oxford-iiit-pet; torchvision in the cache folder when left out.
-        split: Which list of photographs.
-        count: Number of photographs to use; all from ``offset`` on when left out. Those that are too small are counted
-            and left out.
-        offset: Position of the first photograph to use in the list.
+        path: The folder that contains, or will contain, oxford-iiit-pet; by default torchvision in the cache folder.
+        split: The list of photographs.
+        count: Number of photographs to use; by default all from ``offset`` on. Those that are too small are counted and
+            left out.
+        offset: Position in the list of the first photograph to use.
         size: Side of the squares, in pixels.
-        fit: Scale the shorter side to ``size`` and cut the middle, or cut the middle at full resolution.
-        download: Get the files if they are not there (0.8 GB).
+        fit: Scale the shorter side to ``size`` and crop the middle, or crop the middle at full resolution.
+        download: Download the files if they are missing (0.8 GB).
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class OxfordPets(Data):
 
 
 def _listed(root: Path, split: str, download: bool) -> list[str]:
-    """The files of a split in torchvision's order, downloaded if that is wanted."""
+    """The files of a split in torchvision's order, downloaded on request."""
     reader = torchvision_datasets("oxford-pets").OxfordIIITPet
     folder = root / BASE
     if download:

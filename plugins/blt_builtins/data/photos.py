@@ -1,9 +1,9 @@
-"""Real photographs that come with scikit-image: something to evaluate on without a download.
+"""Real photographs that come with scikit-image, for evaluation without a download.
 
 Colour photographs in the public domain or under CC0: ``astronaut`` (NASA), ``coffee`` (Rachel Michetti),
-``chelsea``, a cat (Stéfan van der Walt), ``rocket`` (SpaceX). Each is cropped around its centre to one size, so that
-the four make one batch. Prefer them to see what a regularizer does on photographs it has never seen; four images are
-too few to train on, and too few to compare with published tables.
+``chelsea``, a cat (Stéfan van der Walt), ``rocket`` (SpaceX). Each is cropped around its centre to one size, so the
+four form one batch. Prefer them to see what a regularizer does on photographs it has never seen; four images are too
+few to train on or to compare with published tables.
 
 Reference: S. van der Walt et al., *scikit-image: image processing in Python*, PeerJ 2:e453 (2014).
 """
@@ -30,7 +30,7 @@ class Photos(Data):
     """Photographs of scikit-image, cropped around their centre.
 
     Args:
-        names: Which photographs, each once.
+        names: The photographs, each named once.
         size: Side of the square crops, in pixels; at most 300, the height of the smallest photograph (chelsea).
     """
 
@@ -78,7 +78,7 @@ class Photos(Data):
 
 
 def _open(name: str) -> Image.Image:
-    """The installed file: scikit-image's own loaders may go to the network."""
+    """The installed file; scikit-image's own loaders may access the network."""
     try:
         import skimage
     except ImportError as error:

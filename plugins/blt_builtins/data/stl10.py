@@ -1,12 +1,12 @@
 """STL-10: colour images 96×96 of animals and vehicles, with torchvision's files and checksums.
 
 5,000 images in ``train``, 8,000 in ``test`` and 100,000 in ``unlabeled``; labels are not used. The archive has 2.6 GB
-and is downloaded only when ``download`` is set.
+and is downloaded only if ``download`` is set.
 
-A ``.bin`` file holds the images one after the other, each channel by channel and each channel column by column.
-torchvision reads such a file into memory as a whole (2.8 GB for ``unlabeled``), so it is memory-mapped here, after
-torchvision's list of checksums has confirmed it: memory does not grow with the number of images, and they equal
-torchvision's bit for bit.
+A ``.bin`` file contains the images one after the other, each channel by channel and each channel column by column.
+torchvision reads the entire file into memory (2.8 GB for ``unlabeled``). Here it is verified against torchvision's
+checksums and memory-mapped: memory does not grow with the number of images, and the images equal torchvision's bit for
+bit.
 
 Prefer it for training on many small photographs, as in published experiments on STL-10; they were scaled down and are
 sharper than camera images of that size.
@@ -39,12 +39,12 @@ class STL10(Data):
     """The images of STL-10, memory-mapped.
 
     Args:
-        path: The folder that holds, or is to hold, stl10_binary; torchvision in the cache folder when left out.
-        split: Which of the three files.
-        count: Number of images to use; all from ``offset`` on when left out.
+        path: The folder that contains, or will contain, stl10_binary; by default torchvision in the cache folder.
+        split: One of the three files.
+        count: Number of images to use; by default all from ``offset`` on.
         offset: Index of the first image to use.
-        download: Get the files if they are not there (2.6 GB).
-        verify: Compare the file with its known MD5 sum before it is used; takes seconds for ``unlabeled``.
+        download: Download the files if they are missing (2.6 GB).
+        verify: Compare the file with its known MD5 sum before using it; this takes seconds for ``unlabeled``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class STL10(Data):
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
-        """A file of the same form with other pixels, whose checksum cannot be right."""
+        """A file of the same format with other pixels, so its checksum is wrong."""
         (folder / "stl10_binary").mkdir(exist_ok=True)
         images = np.random.default_rng(0).integers(256, size=(5, *SHAPE), dtype=np.uint8)
         images.tofile(folder / "stl10_binary" / "train_X.bin")

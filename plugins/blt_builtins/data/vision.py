@@ -1,4 +1,4 @@
-"""The one door to torchvision, which is imported only when a component needs it."""
+"""The only import of torchvision, made when a component needs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bltoolbox.plugin import MissingError
 
 
 def torchvision_datasets(component: str) -> Any:
-    """The module ``torchvision.datasets``, or one sentence on why there is none.
+    """The module ``torchvision.datasets``, or an error that says why it is unavailable.
 
     A torchvision that was built for another torch fails with a RuntimeError or OSError, not with an ImportError.
     """

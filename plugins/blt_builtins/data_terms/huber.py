@@ -2,11 +2,11 @@
 
     D(t; y) = Σ_k √(r_k² + δ²) − δ,   r = t − y,        D' = r/√(r² + δ²),   D'' = δ²/√(r² + δ²)³ ≤ 1/δ
 
-An outlier pulls at the reconstruction with a force of at most 1, however far off it is. Its half-quadratic weight
-1/√(r² + δ²) makes `mm` as natural as for least squares. |D'''| ≤ 0.8587/δ², at r = δ/2.
+An outlier pulls at the reconstruction with a force of at most 1, however large it is. The half-quadratic weight
+1/√(r² + δ²) makes `mm` as suitable as for least squares. |D'''| ≤ 0.8587/δ², at r = δ/2.
 
-When to choose it: salt and pepper, dead pixels, or a model of the operator that is wrong in few places. Choose δ at
-the level of the noise of the other entries. The regularizer's weight is on another scale than with least squares.
+When to choose it: salt-and-pepper noise, dead pixels, or an operator that is inaccurate in a few places. Choose δ near
+the noise level of the other entries. The regularizer's weight has another scale than with least squares.
 
 References: Huber, *Robust estimation of a location parameter*, Ann. Math. Stat. 1964; Charbonnier, Blanc-Féraud, Aubert
 & Barlaud, *Deterministic edge-preserving regularization in computed imaging*, IEEE TIP 1997.
@@ -26,7 +26,7 @@ class Huber(DataTerm):
     """Smoothed absolute misfit.
 
     Args:
-        delta: δ, where the misfit begins to count linearly.
+        delta: δ, the misfit above which entries count linearly.
     """
 
     def __init__(self, delta: Annotated[float, Gt(0)] = 0.01) -> None:

@@ -3,10 +3,10 @@
     D(t; y) = ½ Σ_k w_k (t_k − y_k)²,        D' = w(t − y),   D'' = w
 
 w is 1, or an array from an ``.npy`` file that broadcasts with the measurements of one sample: 0 for entries to ignore,
-1/σ² for noise of varying level. ‖D''‖ = max w, and D is min w strongly convex in t.
+1/σ² for noise of varying strength. ‖D''‖ = max w, and D is (min w)-strongly convex in t.
 
-When to choose it: Gaussian noise, which makes it the negative log-likelihood, and wherever nothing better is known.
-Outliers call for `huber`, photon counts for `poisson`.
+When to choose it: Gaussian noise, for which it is the negative log-likelihood, and whenever nothing better is known.
+Use `huber` for outliers and `poisson` for photon counts.
 
 Reference: Engl, Hanke & Neubauer, *Regularization of inverse problems*, 1996.
 """
@@ -25,8 +25,8 @@ class LeastSquares(DataTerm):
     """Half the squared distance to the measurements.
 
     Args:
-        weights: path of an .npy file of weights w ≥ 0, of the shape of the measurements of one sample or one that
-            broadcasts with it; all 1 if left out.
+        weights: path of an .npy file of weights w ≥ 0, in the shape of the measurements of one sample or one that
+            broadcasts with it; all 1 by default.
     """
 
     quadratic: ClassVar[bool] = True

@@ -2,18 +2,18 @@
 
     D(t; y) = p Σ_k [t_k + b − y_k log(t_k + b)],   t ≥ 0,        D' = p(1 − y/(t + b)),   D'' = p y/(t + b)²
 
-for measurements y = Poisson(p(Ax + b))/p with peak p and background b > 0: the negative log-likelihood to a constant.
-Below t = 0, where counts mean nothing, D continues as its second-order Taylor polynomial at 0,
+for measurements y = Poisson(p(Ax + b))/p with peak p and background b > 0: the negative log-likelihood up to a
+constant. For t < 0, which has no physical meaning, D continues as its second-order Taylor polynomial at 0,
 
     D = p Σ_k [b − y_k log b + (1 − y_k/b) t_k + y_k t_k²/(2b²)],   t < 0
 
-so that it is twice differentiable and convex everywhere. L = p max y/b² per sample, |D'''| ≤ 2p max y/b³. An entry with
+so it is twice differentiable and convex everywhere. L = p max y/b² per sample, |D'''| ≤ 2p max y/b³. An entry with
 y_k = 0 is linear: the minimiser then needs the constraint `nonnegative`, a coercive regularizer or `strong_convexity`.
 
-y_k/(t + b) does not majorise for small arguments; the global curvature p y_k/b² does, and makes `mm` correct but slow.
-With `agd` the certified L is as pessimistic; `lbfgs` and `newton-cg` need no L.
+The weight y_k/(t + b) does not majorise for small arguments; the global curvature p y_k/b² does, and makes `mm`
+correct but slow. With `agd` the certified L is equally pessimistic; `lbfgs` and `newton-cg` need no L.
 
-When to choose it: few photons (fluorescence, emission tomography, low light), where the noise of dark places is small.
+When to choose it: few photons (fluorescence, emission tomography, low light), where the noise is weaker in dark areas.
 
 References: Bertero, Boccacci, Desiderà & Vicidomini, *Image deblurring with Poisson data*, Inverse Problems 2009;
 Hohage & Werner, *Inverse problems with Poisson data*, Inverse Problems 2016.
@@ -34,8 +34,8 @@ class Poisson(DataTerm):
     """Negative log-likelihood of counts.
 
     Args:
-        peak: p, the counts that a value of 1 stands for; that of the noise.
-        background: b, what is counted where nothing is, in units of the image; that of the noise.
+        peak: p, the counts for a value of 1; must match the noise.
+        background: b, the counts where the image is zero, in units of the image; must match the noise.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Poisson(DataTerm):
 
     def check_measurements(self, y: Tensor) -> str | None:
         if bool((y < 0).any()):
-            return f"counts cannot be negative, and the smallest measurement is {float(y.min()):.3g}; use least-squares"
+            return f"counts cannot be negative, but the smallest measurement is {float(y.min()):.3g}; use least-squares"
         return None
 
     def centre(self, theta: Theta, y: Tensor) -> Tensor:

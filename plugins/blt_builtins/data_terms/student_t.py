@@ -1,14 +1,14 @@
-"""Student's t: outliers hardly count at all.
+"""Student's t: outliers have almost no influence.
 
     D(t; y) = ½κ² Σ_k log(1 + r_k²/κ²),   r = t − y,        D' = r/(1 + r²/κ²),
     D'' = (1 − r²/κ²)/(1 + r²/κ²)² ∈ [−⅛, 1],   |D'''| ≤ 1.457/κ
 
-Beyond r = κ the pull of an entry falls, and vanishes in the end: a gross outlier is ignored, where `huber` still pulls
-with a constant force. The price is convexity: there may be several minimisers, and where one lies depends on the start.
-The half-quadratic weight 1/(1 + r²/κ²) majorises all the same, so `mm` is monotone. Error bounds that need convexity
-are refused or called estimated.
+Beyond r = κ the pull of an entry decreases towards zero: a gross outlier is ignored, whereas with `huber` it still
+pulls with a constant force. The price is convexity: there may be several minimisers, and which one is found depends on
+the start. The half-quadratic weight 1/(1 + r²/κ²) still majorises, so `mm` is monotone. Error bounds that need
+convexity are refused or labelled estimated.
 
-When to choose it: a few wildly wrong measurements among good ones, and a good start.
+When to choose it: a few grossly wrong measurements among good ones, and a good start.
 
 References: Lange, Little & Taylor, *Robust statistical modeling using the t distribution*, JASA 1989; Aravkin,
 Friedlander, Herrmann & van Leeuwen, *Robust inversion, dimensionality reduction, and randomized sampling*, Math. Prog.
@@ -30,7 +30,7 @@ class StudentT(DataTerm):
     """Logarithmic misfit.
 
     Args:
-        kappa: κ, the misfit beyond which an entry pulls less and less.
+        kappa: κ, the misfit above which the pull of an entry decreases.
     """
 
     convex: ClassVar[bool] = False

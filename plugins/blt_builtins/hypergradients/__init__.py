@@ -15,7 +15,7 @@ def blt_components() -> list[Component]:
             "hypergradient",
             "cg-ift",
             "blt_builtins.hypergradients.cg_ift:CGIFT",
-            "Implicit differentiation; the Hessian system solved by conjugate gradients to a tolerance.",
+            "Implicit differentiation; the Hessian system is solved by conjugate gradients to a tolerance.",
         ),
         Component(
             "hypergradient",
@@ -27,13 +27,13 @@ def blt_components() -> list[Component]:
             "hypergradient",
             "neumann",
             "blt_builtins.hypergradients.neumann:Neumann",
-            "Implicit differentiation by a truncated Neumann series; more terms than cg-ift, fixed by choice.",
+            "Implicit differentiation by a truncated Neumann series; needs more terms than cg-ift.",
         ),
         Component(
             "hypergradient",
             "unrolled",
             "blt_builtins.hypergradients.unrolled:Unrolled",
-            "Reverse mode through K gradient steps; differentiates the algorithm, memory K images.",
+            "Reverse mode through K gradient steps; differentiates the algorithm, stores K images.",
         ),
         Component(
             "hypergradient",

@@ -1,10 +1,9 @@
-"""Hypergradient by the implicit function theorem, its linear system solved by conjugate gradients.
+"""Hypergradient by the implicit function theorem, with the linear system solved by conjugate gradients.
 
     ∇²h(x̃) q = ∇g(x̃)   until ‖∇g(x̃) − ∇²h(x̃) q‖ ≤ δ,        z = −∂_θ⟨∇_x h(x̃, θ), q⟩
 
-Every sample has its own scalars, its own stopping and its own warm start; sampling weights enter z, never the
-linear system. The residual that is returned is recomputed from q: if the recursion of CG had drifted, it starts
-again from there.
+Every sample has its own scalars, stopping criterion and warm start; sampling weights enter z, not the linear system.
+The returned residual is recomputed from q; if the recursion of CG has drifted, CG restarts from there.
 
 When to choose it: the default. Needs a positive definite Hessian; stops with a message otherwise.
 

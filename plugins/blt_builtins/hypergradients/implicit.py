@@ -2,7 +2,7 @@
 
     ∇²h(x̃) q = ∇g(x̃)   until ‖∇g(x̃) − ∇²h(x̃) q‖ ≤ δ,        z = −∂_θ⟨∇_x h(x̃, θ), q⟩
 
-Sampling weights enter z, never the linear system.
+Sampling weights enter z, not the linear system.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bltoolbox.plugin import (
 
 
 class ImplicitEstimator(HypergradientEstimator):
-    """Remembers the adjoint q of each task, from which its next linear system starts."""
+    """Keeps the adjoint q of each task as the start of its next linear system."""
 
     def keeps(self, lower: Lower) -> Rows:
         return {"adjoint": torch.empty((0, *lower.shape), dtype=lower.mu.dtype, device=lower.mu.device)}
@@ -33,7 +33,7 @@ class ImplicitEstimator(HypergradientEstimator):
 def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool = False) -> Estimate:
     """z by ``method``, with at most ``most`` iterations per sample.
 
-    Reaching them is an error if a tolerance was asked for, unless the method ``truncates`` by design.
+    Reaching this limit is an error if a tolerance was requested, unless the method ``truncates`` by design.
     """
     lower, x, tol = ask.lower, ask.solution, ask.tol
     rhs = ask.upper.gradient(x)
@@ -55,7 +55,7 @@ def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool
 
 
 def certified_lipschitz(lower: Lower, caller: str) -> Tensor:
-    """L, one per sample; a sentence when it is unknown."""
+    """L, one per sample; an error if it is unknown."""
     if lower.bounded:
         return lower.lipschitz
     raise NumericalError(

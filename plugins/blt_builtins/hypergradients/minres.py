@@ -1,15 +1,15 @@
-"""Hypergradient by the implicit function theorem, its linear system solved by MINRES.
+"""Hypergradient by the implicit function theorem, with the linear system solved by MINRES.
 
     ∇²h(x̃) q = ∇g(x̃),   q_k = argmin ‖∇g − ∇²h q‖ over q_0 + span{r_0, ∇²h r_0, …, (∇²h)^{k−1} r_0}
 
-Lanczos vectors v_k with ∇²h V_k = V_{k+1} T_k; the QR factors of the tridiagonal T_k are updated by one rotation an
-iteration, so it costs one Hessian product and a few vectors, whatever k. The residual falls monotonically, also when
-the Hessian is indefinite, where conjugate gradients break down: with a non-convex regularizer z is then the
-derivative of the stationary point x̃, whether or not that is a minimiser. Every sample has its own scalars, stopping
-and warm start; the residual that is returned is recomputed from q.
+Lanczos vectors v_k with ∇²h V_k = V_{k+1} T_k; the QR factors of the tridiagonal T_k are updated by one rotation per
+iteration, so an iteration costs one Hessian product and a few vector operations, whatever k. The residual decreases
+monotonically, even if the Hessian is indefinite, where conjugate gradients break down: with a non-convex regularizer, z
+is then the derivative of the stationary point x̃, whether or not it is a minimiser. Every sample has its own scalars,
+stopping criterion and warm start; the returned residual is recomputed from q.
 
-When to choose it: regularizers that are not convex, or an x̃ so rough that curvature there is in doubt. On a positive
-definite Hessian it meets δ no later than `cg-ift`, at a few vector operations more.
+When to choose it: regularizers that are not convex, or an x̃ so inaccurate that the Hessian may be indefinite. For a
+positive definite Hessian it reaches δ no later than `cg-ift`, with a few more vector operations.
 
 Reference: Paige & Saunders, *Solution of sparse indefinite systems of linear equations*, SIAM J. Numer. Anal. 1975.
 """
@@ -61,7 +61,7 @@ class MinresState:
 
 
 class MinimalResiduals:
-    """For a symmetric H of any sign."""
+    """MINRES for a symmetric H, definite or not."""
 
     def init(self, system: System, rhs: Tensor, start: Tensor, tol: Tensor) -> MinresState:
         r = initial_residual(system, rhs, start)
@@ -76,7 +76,7 @@ class MinimalResiduals:
         alpha = dot(image, state.v)
         image = torch.addcmul(image, expand(-alpha, image), state.v)
         beta = norm(image)
-        # The new column of T under the last two rotations, and the rotation that clears what is below its diagonal.
+        # The new column of T under the last two rotations, and the rotation that eliminates its subdiagonal entry.
         diagonal = state.c * alpha - state.c_last * state.s * state.beta
         above = state.s * alpha + state.c_last * state.c * state.beta
         far_above = state.s_last * state.beta
@@ -103,10 +103,10 @@ class MinimalResiduals:
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b, and 0 where b is."""
+    """a/b, and 0 where b is 0."""
     return torch.where(b != 0, a / torch.where(b != 0, b, 1.0), 0.0)
 
 
 def _scaled(v: Tensor, length: Tensor) -> Tensor:
-    """v/length, and 0 where length is."""
+    """v/length, and 0 where the length is 0."""
     return v * expand(_ratio(torch.ones_like(length), length), v)

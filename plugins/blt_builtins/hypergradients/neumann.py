@@ -2,12 +2,12 @@
 
     q = (1/L) Σ_{k<K} (I − ∇²h(x̃)/L)^k ∇g(x̃),        z = −∂_θ⟨∇_x h(x̃, θ), q⟩
 
-One term is one Hessian product: r ← r − ∇²h r/L, where r = ∇g − ∇²h q is at once the next term (times L) and the
-residual, so that ‖r‖ ≤ (1 − μ/L)^K ‖∇g‖. A sample stops when its residual, recomputed from q, meets δ; a warm start
-continues the series where the last adjoint left it. L is the components' certified bound.
+One term is one Hessian product: r ← r − ∇²h r/L, where r = ∇g − ∇²h q is both the next term (times L) and the
+residual, so ‖r‖ ≤ (1 − μ/L)^K ‖∇g‖. A sample stops when its residual, recomputed from q, is at most δ; a warm start
+continues the series from the previous adjoint. L is the certified bound of the components.
 
 When to choose it: to reproduce methods that truncate the series, or where an estimate must be a fixed polynomial of
-the Hessian. `cg-ift` needs about the square root of its terms.
+the Hessian. `cg-ift` needs about the square root of the number of terms.
 
 References: Lorraine, Vicol & Duvenaud, *Optimizing millions of hyperparameters by implicit differentiation*, AISTATS
 2020; Ghadimi & Wang, *Approximation methods for bilevel programming*, 2018.
@@ -56,7 +56,7 @@ class NeumannSeries:
 
     def init(self, system: Linearization, rhs: Tensor, start: Tensor, tol: Tensor) -> NeumannState:
         if system.free is not None:
-            # On pixels held by a constraint the system is the identity, which L < 1 would not contract: solved here.
+            # On pixels held by a constraint the system is the identity, solved here since L < 1 would not contract it.
             start = torch.where(system.free, start, rhs)
         r = initial_residual(system, rhs, start)
         return NeumannState(start, tol, norm(r), r)

@@ -2,16 +2,17 @@
 
     x_{k+1} = P_C(x_k − ∇h(x_k, θ)/L),  k < K,  x_0 = x̃ given;        z = ∂_θ g(x_K), x_0 held fixed
 
-Backwards from p_K = ∇g(x_K), with D_k the pixels that P_C did not clip in step k,
+Backwards from p_K = ∇g(x_K), where D_k selects the pixels that P_C did not clip in step k,
 
     u = D_k p_{k+1},        z ← z − ∂_θ⟨∇h(x_k, θ), u⟩/L,        p_k = u − ∇²h(x_k) u/L
 
-by analytic Hessian products: the memory is K iterates, no graph is recorded. ‖p_0‖, the sensitivity to the start that
-is left out, is the residual: at a minimiser it is that of a Neumann series of K terms, ‖p_0‖ ≤ (1 − μ/L)^K ‖∇g‖. A
-sample whose ‖p_k‖ meets δ on the way back stops there. Steps forward and backward both count as iterations.
+by analytic Hessian products: only the K iterates are stored, and no graph is recorded. ‖p_0‖, the neglected sensitivity
+to the start, is the residual: at a minimiser it is that of a Neumann series of K terms, ‖p_0‖ ≤ (1 − μ/L)^K ‖∇g‖. In
+the backward pass, a sample stops when its ‖p_k‖ is at most δ. Steps forward and backward both count as iterations.
 
-When to choose it: to differentiate the algorithm rather than the minimiser: x̃ is far from converged, or the Hessian is
-not definite. Otherwise `cg-ift` is more accurate at a fraction of the cost. It has no adjoint, hence no error bound.
+When to choose it: to differentiate the algorithm rather than the minimiser, because x̃ is far from converged or the
+Hessian is not definite. Otherwise `cg-ift` is more accurate at a fraction of the cost. It has no adjoint, hence no
+error bound.
 
 References: Maclaurin, Duvenaud & Adams, *Gradient-based hyperparameter optimization through reversible learning*, ICML
 2015; Shaban et al., *Truncated back-propagation for bilevel optimization*, AISTATS 2019.
@@ -71,7 +72,7 @@ def unroll(ask: Ask, tol: Tensor, lipschitz: Tensor, steps: int) -> Estimate:
 
 
 def _forward(lower: Lower, x: Tensor, lipschitz: Tensor, steps: int) -> tuple[list[Tensor], list[Tensor]]:
-    """x_0, …, x_K, and for each step the pixels that the projection let pass."""
+    """x_0, …, x_K, and for each step the pixels that the projection did not change."""
     points, inside = [lower.project(x)], []
     for _ in range(steps):
         free = points[-1] - lower.gradient(points[-1]) / expand(lipschitz, x)
@@ -83,8 +84,8 @@ def _forward(lower: Lower, x: Tensor, lipschitz: Tensor, steps: int) -> tuple[li
 def _backward(lower: Lower, x: Tensor, u: Tensor, lipschitz: Tensor) -> tuple[Tensor, Tensor]:
     """u/L and p = u − ∇²h(x) u/L.
 
-    With a constraint ∇²h acts on the free pixels of x_k alone. All u is there; and what ∇²h u has elsewhere, on pixels
-    that x_k = P_C(…) holds at a bound, D_{k−1} would remove.
+    With a constraint, ∇²h acts only on the free pixels of x_k. The support of u lies there, and D_{k−1} would remove
+    the entries of ∇²h u on the other pixels, which x_k = P_C(…) holds at a bound.
     """
     system = lower.linearize(x)
     if system.free is not None:

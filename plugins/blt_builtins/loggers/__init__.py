@@ -1,4 +1,4 @@
-"""Loggers: other places where a run is recorded."""
+"""Loggers: they record a run in other places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def blt_components() -> list[Component]:
             "logger",
             "csv",
             "blt_builtins.loggers.csv_log:CsvLog",
-            "Every figure of every step and check as a line of a CSV file.",
+            "Every figure of every step and check, one per line of a CSV file.",
         ),
         Component(
             "logger",

@@ -2,9 +2,9 @@
 
     step,computations,seconds,name,value
 
-Steps do not all have the same figures, so each figure is a line of its own: a pivot table, or
-`pandas.read_csv(…).pivot(index="step", columns="name", values="value")`, makes columns of them. A resumed run
-truncates the file to where it resumes, like its own logs.
+Steps do not all have the same figures, so each figure is on its own line: a pivot table, or
+`pandas.read_csv(…).pivot(index="step", columns="name", values="value")`, turns them into columns. A resumed run
+truncates the file to the step from which it resumes, like its own logs.
 
 When to choose it: for spreadsheets and other programs that read CSV; the run directory has the same figures as JSON.
 
@@ -37,10 +37,10 @@ HEADING = ("step", "computations", "seconds", "name", "value")
 
 
 class CsvLog(Logger):
-    """Writes during the run.
+    """Write the figures during the run.
 
     Args:
-        path: The file, in the run directory, or in the current folder where there is none.
+        path: The file, relative to the run directory, or to the current folder if there is none.
     """
 
     def __init__(self, path: Path = Path("figures.csv")) -> None:
@@ -58,7 +58,7 @@ class CsvLog(Logger):
         if not text:
             return
         heading, *lines = text.splitlines(keepends=True)
-        # What a kill left half written has no newline, and comes again.
+        # A line that a killed run left incomplete has no newline, and is written again.
         kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
         write_text(self.file, "".join([heading, *kept]), within=self.root)
         self.fresh = False
@@ -69,7 +69,7 @@ class CsvLog(Logger):
         self._write(record["step"], record["computations"], figures)
 
     def checked(self, check: Check, theta: Mapping[str, Tensor]) -> None:
-        # A step reports the check behind it; the one before the first step has no step to do so.
+        # A step reports the check that follows it; the check before the first step is reported here.
         if check.step == 0:
             self._write(0, check.computations, check.figures())
 
@@ -89,11 +89,11 @@ class CsvLog(Logger):
             file.write(lines.getvalue().encode())
 
     def _text(self) -> str:
-        """What an earlier run left; a file that is not one of this logger's is not touched."""
+        """The text that an earlier run left; refuses a file that this logger did not write."""
         try:
             text = read_text(self.file, LOG, follow=False, errors="replace")
         except FileNotFoundError:
             return ""
         if text and not text.startswith(",".join(HEADING) + "\n"):
-            raise BltError(f"{self.file} is there and was not written by this logger; choose another path")
+            raise BltError(f"{self.file} exists and was not written by this logger; choose another path")
         return text

@@ -2,11 +2,11 @@
 
     tensorboard --logdir runs
 
-Figures of steps stand under `step/`, metrics of checks under `check/`, the learned filters under `learned/`. A run
-that is resumed writes to the same folder, and TensorBoard replaces repeated steps.
+Figures of steps are under `step/`, metrics of checks under `check/`, and the learned filters under `learned/`. A
+resumed run writes to the same folder, and TensorBoard replaces repeated steps.
 
-When to choose it: to follow many long runs in a browser. It needs the package tensorboard, which
-`pip install 'bltoolbox[tensorboard]'` brings.
+When to choose it: to follow many long runs in a browser. It needs the package tensorboard:
+`pip install 'bltoolbox[tensorboard]'`.
 
 Reference: Abadi et al., *TensorFlow: large-scale machine learning on heterogeneous systems*, 2015.
 """
@@ -24,11 +24,11 @@ from bltoolbox.plugin import Check, Experiment, Logger, MissingError, RunResult,
 
 
 class TensorBoardLog(Logger):
-    """Writes event files.
+    """Write event files.
 
     Args:
-        folder: Where, in the run directory, or in the current folder where there is none.
-        every: Steps between two that are logged.
+        folder: The folder, relative to the run directory, or to the current folder if there is none.
+        every: Number of steps between two that are logged.
     """
 
     def __init__(self, folder: Path = Path("tensorboard"), every: Annotated[int, Gt(0)] = 1) -> None:
@@ -37,19 +37,19 @@ class TensorBoardLog(Logger):
         except ImportError as error:
             raise MissingError(
                 "logger 'tensorboard' needs the package tensorboard, which is not installed or cannot be imported;"
-                " pip install 'bltoolbox[tensorboard]', or leave the logger out"
+                " run pip install 'bltoolbox[tensorboard]', or remove the logger from the recipe"
             ) from error
         self.make: Any = SummaryWriter
         self.folder = folder
         self.every = every
         self.writer: Any = None
         self.step = 0
-        #: What stands under `check/`, and not under `step/` as well.
+        #: Figures that are logged under `check/`, not under `step/`.
         self.checked_figures: frozenset[str] = frozenset()
 
     def started(self, experiment: Experiment) -> None:
         root = experiment.run_dir or Path()
-        # The writer opens files by their path: no folder on the way may be a link.
+        # The writer opens files by their path, so no folder on that path may be a link.
         make_folder(root / self.folder, within=root)
         self.place = str(root / self.folder)
         self.recipe = experiment.recipe

@@ -27,7 +27,7 @@ def blt_components() -> list[Component]:
             "lower_solver",
             "gd",
             "blt_builtins.lower_solvers.gd:GradientDescent",
-            "Plain gradient descent; slow but monotone, the yardstick and the simplest model of a solver.",
+            "Plain gradient descent; slow but monotone, the reference and the simplest example of a solver.",
         ),
         Component(
             "lower_solver",
@@ -39,6 +39,6 @@ def blt_components() -> list[Component]:
             "lower_solver",
             "newton-cg",
             "blt_builtins.lower_solvers.newton_cg:NewtonCG",
-            "Inexact Newton; a handful of costly iterations, for very tight tolerances and references.",
+            "Inexact Newton; a few expensive iterations, for very tight tolerances and reference solutions.",
         ),
     ]

@@ -2,15 +2,15 @@
 
     v_k = x_k + β_k (x_k − x_{k−1}),        x_{k+1} = P_C(v_k − ∇h(v_k)/L)
 
-With a known strong convexity μ > 0 the momentum is constant, β = (1 − √q)/(1 + √q), q = μ/L, and the error shrinks by
-1 − √q per iteration. Otherwise β_k = (t_k − 1)/t_{k+1}, t_{k+1} = (1 + √(1 + 4t_k²))/2, reset to t = 1 whenever the
-momentum points uphill. L is the components' certified bound; where one of them knows none, L is found by
-backtracking, sample by sample, at the price of a second gradient per iteration.
+With a known strong convexity μ > 0 the momentum is constant, β = (1 − √q)/(1 + √q), q = μ/L, and the error shrinks by a
+factor of 1 − √q per iteration. Otherwise β_k = (t_k − 1)/t_{k+1}, t_{k+1} = (1 + √(1 + 4t_k²))/2, reset to t = 1
+whenever the momentum points uphill. L is the certified bound of the components; if one of them knows none, L is found
+by backtracking for each sample, at the cost of a second gradient per iteration.
 
-The iterate that is reported is v_k, the point where the gradient is known: no gradient is spent on checking.
+The reported iterate is v_k, where the gradient is known, so the stopping test costs no extra gradient.
 
-When to choose it: the method of the paper, with a proven rate and a constraint on x if wanted. `mm` needs about half
-of its iterations where the regularizer has majorant weights.
+When to choose it: the method of the paper, with a proven rate and support for constraints on x. `mm` needs about half
+the iterations if the regularizer has majorant weights.
 
 References: Chambolle & Pock, *An introduction to continuous optimization for imaging*, Acta Numerica 2016, algorithm
 5; O'Donoghue & Candès, *Adaptive restart for accelerated gradient schemes*, FoCM 2015.
@@ -39,7 +39,7 @@ class AGDState:
 
 
 class AGD(LowerSolver):
-    """Accelerated gradient descent, constant or t_k momentum, certified or backtracked step."""
+    """Accelerated gradient descent with constant or t_k momentum and a certified or backtracked step."""
 
     exact_residual = True
     handles_constraint = True
@@ -76,7 +76,8 @@ class AGD(LowerSolver):
     def _backtrack(self, lower: Lower, state: AGDState) -> tuple[Tensor, Tensor]:
         """The smallest L in a doubling sequence with ⟨∇h(x⁺) − ∇h(v), x⁺ − v⟩ ≤ L‖x⁺ − v‖².
 
-        Gradients, not energies: the difference of two energies is lost to rounding near the minimiser.
+        It compares gradients, not energies, since the difference of two energies is lost to rounding near the
+        minimiser.
         """
         lipschitz = torch.maximum(state.lipschitz, lower.mu)
         for _ in range(60):
@@ -84,7 +85,7 @@ class AGD(LowerSolver):
             step = point - state.x
             length = dot(step, step)
             rise = dot(lower.gradient(point) - state.gradient, step)
-            # A curvature met within rounding of L is met; a NaN is left to the loop's guard.
+            # A curvature equal to L up to rounding is accepted; the loop detects NaN.
             short = rise > (1 + 1e-4) * lipschitz * length
             if not bool(short.any()):
                 break

@@ -2,17 +2,16 @@
 
     x_{k+1} = P_C(x_k − ∇h(x_k)/L)
 
-The error shrinks by 1 − μ/L per iteration, h decreases monotonically, and so does ‖∇h‖. L is the components'
-certified bound; where one of them knows none, each sample tries the curvature it met along its last step (Barzilai &
-Borwein),
+The error shrinks by a factor of 1 − μ/L per iteration, and h and ‖∇h‖ decrease monotonically. L is the certified bound
+of the components; if one of them knows none, each sample tries the curvature along its last step (Barzilai & Borwein),
 
     L = ⟨Δ∇h, Δx⟩/‖Δx‖²,   doubled until   ⟨∇h(x⁺) − ∇h(x), x⁺ − x⟩ ≤ L‖x⁺ − x‖²
 
-which, h being convex, proves h(x⁺) ≤ h(x) from gradients alone. The gradient of an accepted trial is the next
-iteration's: a step that is not too long costs one gradient, like a certified one.
+which for convex h proves h(x⁺) ≤ h(x) from gradients alone. The gradient at an accepted trial is reused in the next
+iteration: a step that is accepted at once costs one gradient, like a certified one.
 
-When to choose it: as the yardstick and the simplest model of a solver, or where momentum or curvature misbehave.
-`agd` needs the square root of its iterations at the same price each, and has the same constraint on x.
+When to choose it: as a reference and the simplest example of a solver, or where momentum or curvature estimates fail.
+`agd` needs about the square root of the number of iterations at the same cost each, and handles the same constraints.
 
 References: Nesterov, *Lectures on convex optimization*, 2018, section 2.1.5; Barzilai & Borwein, *Two-point step size
 gradient methods*, IMA J. Numer. Anal. 1988.
@@ -39,7 +38,7 @@ class GDState:
 
 
 class GradientDescent(LowerSolver):
-    """Projected gradient descent, certified or backtracked step."""
+    """Projected gradient descent with a certified or backtracked step."""
 
     exact_residual = True
     handles_constraint = True
@@ -67,12 +66,12 @@ class GradientDescent(LowerSolver):
             gradient = lower.gradient(x)
             step = x - state.x
             length, rise = dot(step, step), dot(gradient - state.gradient, step)
-            # A curvature met within rounding of L is met; a NaN is left to the loop's guard.
+            # A curvature equal to L up to rounding is accepted; the loop detects NaN.
             long = rise > (1 + 1e-4) * lipschitz * length
             if not bool(long.any()):
                 break
             lipschitz = torch.where(long, torch.maximum(2 * lipschitz, rise / length), lipschitz)
-        # No step, or one along which rounding hides the curvature, says nothing about the next.
+        # A zero step, or one whose curvature is lost to rounding, gives no estimate for the next.
         seen = (length > 0) & (rise > 0)
         curvature = torch.where(seen, rise / torch.where(seen, length, 1.0), lipschitz)
         return GDState(x, lower.residual(x, gradient), gradient, torch.maximum(curvature, lower.mu))

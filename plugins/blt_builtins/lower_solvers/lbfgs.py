@@ -3,14 +3,14 @@
     x_{k+1} = x_k − α_k B_k ∇h(x_k),        B_k = inverse Hessian built from the last m pairs
     s_j = x_{j+1} − x_j,   y_j = ∇h(x_{j+1}) − ∇h(x_j),   from the scaled identity (⟨s,y⟩/⟨y,y⟩) I
 
-B_k∇h comes from the two-loop recursion; α_k from a line search per sample, which tries 1 first and nearly always
-accepts it. A pair of non-positive curvature (to rounding) is kept with weight zero, which leaves that sample's B
-unchanged, so all histories have the same shape and nothing depends on the batch. An iteration costs a gradient, an
-energy, and m pairs of inner products; no Lipschitz constant is needed.
+B_k∇h comes from the two-loop recursion, α_k from a line search per sample, which tries 1 first and nearly always
+accepts it. A pair of non-positive curvature (up to rounding) is stored with weight zero, which leaves the B of that
+sample unchanged; so all histories have the same shape, and no sample depends on its batch. An iteration costs a
+gradient, an energy and m pairs of inner products; no Lipschitz constant is needed.
 
-When to choose it: tight tolerances on any smooth regularizer, in particular one without majorant weights (else `mm`
-is as fast and needs less memory) and where Hessian products are dear (else `newton-cg` at the tightest). No
-constraint on x.
+When to choose it: tight tolerances with any smooth regularizer, in particular one without majorant weights (with them,
+`mm` is as fast and needs less memory) or with expensive Hessian products (otherwise use `newton-cg` for the tightest
+tolerances). Constraints on x are not supported.
 
 References: Nocedal, *Updating quasi-Newton matrices with limited storage*, Math. Comp. 1980; Liu & Nocedal, *On the
 limited memory BFGS method for large scale optimization*, Math. Prog. 1989.
@@ -48,7 +48,7 @@ class LBFGS(LowerSolver):
     """Limited-memory BFGS.
 
     Args:
-        memory: number m of pairs kept for each sample; each is two images.
+        memory: number m of pairs stored for each sample; a pair is two images.
     """
 
     exact_residual = True
@@ -77,7 +77,7 @@ class LBFGS(LowerSolver):
             found.energy,
             self._append(state.s, s),
             self._append(state.y, y),
-            # A direction that led nowhere discredits the history it came from.
+            # If no step along a direction is accepted, the history that produced it is discarded.
             self._append(state.rho, rho) * moved.unsqueeze(1),
             torch.where(curved, sy / torch.where(curved, yy, 1.0), state.scale),
         )
@@ -86,7 +86,7 @@ class LBFGS(LowerSolver):
         return torch.cat([history, row.unsqueeze(1)], dim=1)[:, -self.memory :]
 
     def _direction(self, state: LBFGSState) -> Tensor:
-        """−B∇h by the two-loop recursion; −∇h, scaled, where rounding has cost it its descent."""
+        """−B∇h by the two-loop recursion, or the scaled −∇h where rounding makes that no descent direction."""
         gradient = _flat(state.gradient)
         q, coefficients = gradient, []
         for j in reversed(range(state.s.shape[1])):
@@ -102,10 +102,10 @@ class LBFGS(LowerSolver):
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Images as rows, in the order of the memory they have: a view."""
+    """Images as rows, in the order of their memory: a view."""
     return x.movedim(1, -1).flatten(1)
 
 
 def _image(row: Tensor, like: Tensor) -> Tensor:
-    """Rows as images again."""
+    """Rows as images: the inverse of ``_flat``."""
     return row.view(len(row), *like.shape[2:], like.shape[1]).movedim(-1, 1)

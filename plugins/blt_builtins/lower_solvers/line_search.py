@@ -1,12 +1,12 @@
 """A line search for a batch: every sample finds its own step length α along its own direction d.
 
-    h(x + αd) ≤ h(x) + c α⟨∇h(x), d⟩        (long enough a fall)
-    ⟨∇h(x + αd), d⟩ ≥ σ⟨∇h(x), d⟩           (long enough a step)
+    h(x + αd) ≤ h(x) + c α⟨∇h(x), d⟩        (sufficient decrease)
+    ⟨∇h(x + αd), d⟩ ≥ σ⟨∇h(x), d⟩           (sufficient length)
 
-Near the minimiser the difference of two energies is lost to rounding. A fall is therefore also believed when gradients
-prove it: h being convex, ⟨∇h(x + αd), d⟩ ≤ c⟨∇h(x), d⟩ implies the first inequality; and where the energies agree
-within rounding, the slope may have changed sign but not grown (Hager & Zhang's approximate Wolfe condition). Trials are
-secant steps on the slope, kept inside the bracket.
+Near the minimiser the difference of two energies is lost to rounding. A decrease is therefore also accepted if
+gradients prove it: for convex h, ⟨∇h(x + αd), d⟩ ≤ c⟨∇h(x), d⟩ implies the first inequality; and where
+the energies agree within rounding, the slope may have changed sign but not grown (Hager & Zhang's approximate Wolfe
+condition). Trials are secant steps on the slope, kept inside the bracket.
 
 Reference: Hager & Zhang, *A new conjugate gradient method with guaranteed descent and an efficient line search*, SIAM
 J. Optim. 2005.
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from bltoolbox.plugin import Lower, dot, expand, put, take
 
-#: c and σ above, the growth of the slope allowed where energies say nothing, and the most trials.
+#: c and σ above, the allowed growth of the slope where energies agree within rounding, and the maximum number of
+#: trials.
 _FALL, _CURVATURE, _OVERSHOOT, _TRIALS = 1e-4, 0.9, 0.8, 30
 
 
@@ -66,7 +67,7 @@ class _Bracket:
 
 
 def line_search(lower: Lower, start: Point, direction: Tensor) -> tuple[Point, Tensor]:
-    """The point found on x + αd from the trial α = 1, and whether each sample found one; where not, its start."""
+    """The accepted point on x + αd, starting with α = 1, and whether each sample has one; if not, its start."""
     slope_start = dot(start.gradient, direction)
     zero = torch.zeros_like(slope_start)
     infinity = torch.full_like(slope_start, float("inf"))
@@ -91,7 +92,7 @@ def line_search(lower: Lower, start: Point, direction: Tensor) -> tuple[Point, T
 
 
 def _fell(start: Point, found: Point, alpha: Tensor, slope: Tensor, slope_start: Tensor) -> Tensor:
-    """Whether the energy has fallen enough, by what rounding leaves to tell it."""
+    """Whether the energy has decreased enough, as far as rounding allows."""
     noise = 10 * torch.finfo(start.energy.dtype).eps * start.energy.abs()
     by_energy = found.energy <= start.energy + _FALL * alpha * slope_start
     by_convexity = slope <= _FALL * slope_start

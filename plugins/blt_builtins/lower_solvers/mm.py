@@ -1,17 +1,17 @@
 """Majorise–minimise memory gradient.
 
-For R(x) = Σ ψ(Cx) each ψ lies below the parabola of curvature w(t) = ψ'(t)/t that touches it at t, so that at x_k
+For R(x) = Σ ψ(Cx), each ψ lies below the parabola of curvature w(t) = ψ'(t)/t that touches it at t, so at x_k
 
     h(x) ≤ ½‖Ax − y‖² + ½ Σ w_k (Cx)² + const,        x_{k+1} = argmin of that over x_k + span{∇h(x_k), x_k − x_{k−1}}
 
-a 2×2 system per sample. C x_k, A x_k and their last changes are kept, so an iteration is one C and one Cᵀ, the price
-of a gradient. No step size, no Lipschitz constant; h decreases monotonically.
+which is a 2×2 system per sample. C x_k, A x_k and their last changes are stored, so an iteration costs one C and one
+Cᵀ, as much as a gradient. No step size or Lipschitz constant is needed; h decreases monotonically.
 
-The kept C x_k drifts by rounding: the loop recomputes the residual from x before it calls a sample finished, and
-starts again from there if it was wrong.
+The stored C x_k drifts by rounding: the loop recomputes the residual from x before it accepts a sample as converged,
+and restarts from there if it was wrong.
 
-When to choose it: the fastest first-order choice for regularizers with majorant weights (`foe`, `tv`): about half of
-the iterations of `agd`, and insensitive to a small smoothing ν. No constraint on x.
+When to choose it: the fastest first-order choice for regularizers with majorant weights (`foe`, `tv`): about half
+the iterations of `agd`, and insensitive to a small smoothing ν. Constraints on x are not supported.
 
 Reference: Chouzenoux, Idier & Moussaoui, *A majorize–minimize strategy for subspace optimization applied to image
 restoration*, IEEE TIP 2011.
@@ -48,8 +48,8 @@ class MemoryGradient(LowerSolver):
     """Majorise–minimise over the gradient and the last step.
 
     Args:
-        compile: fuse the pointwise work by torch.compile: about a tenth off an iteration on CPU. The first solve
-            waits for the compiler; without one, a warning is logged and nothing is fused.
+        compile: fuse pointwise operations by torch.compile, which saves about a tenth of an iteration on a CPU. The
+            first solve waits for the compiler; without one, a warning is logged and nothing is fused.
     """
 
     requires: ClassVar = {
@@ -85,7 +85,7 @@ class MemoryGradient(LowerSolver):
     def _gradient(
         self, lower: Lower, composite: Composite, x: Tensor, t: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """∇h, and the curvatures of the two parabolas; None stands for 1."""
+        """∇h, and the curvatures of the two parabolas; None means 1."""
         lower.counter.gradients += len(x)
         slopes, (weights, curvature) = composite.touch(t)
         gradient = composite.adjoint(slopes)
@@ -105,7 +105,7 @@ class MemoryGradient(LowerSolver):
         gg, gd, dd = (system + composite.ridge * slopes if composite.ridge else system).unbind()
         slope_g, slope_d, _ = slopes.unbind()
         determinant = gg * dd - gd.square()
-        # Parallel directions (or no last step): along the gradient alone.
+        # If the directions are parallel (or there is no last step), only the gradient is used.
         plane = determinant > 1e-5 * gg * dd
         safe = torch.where(plane, determinant, 1.0)
         along_g = torch.where(plane, (gd * slope_d - dd * slope_g) / safe, -slope_g / gg.clamp_min(1e-300))
@@ -114,18 +114,16 @@ class MemoryGradient(LowerSolver):
 
 
 def half_quadratic(lower: Lower) -> Composite:
-    """h as a sum of a regularizer and a data term that both have majorising parabolas."""
+    """h as the sum of a regularizer and a data term, both with majorising parabolas."""
     if (composite := lower.composite()) is None:
-        raise NumericalError(
-            "mm needs a regularizer and a data term with majorants; use agd, which needs none"
-        )
+        raise NumericalError("mm needs a regularizer and a data term with majorants; use agd, which does not")
     return composite
 
 
 def gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
     """⟨a, w a⟩, ⟨a, w b⟩, ⟨b, w b⟩ of each sample: (3, B), in float64.
 
-    Of √w a and √w b: a norm reads its tensor once, where a sum of products would write one first.
+    Computed from √w a and √w b: a norm reads its tensor once, while a sum of products would write one first.
     """
     if weights is not None:
         root = weights.sqrt()
@@ -135,7 +133,7 @@ def gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def compact_gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The same, to be fused: then nothing is written at all."""
+    """The same, to be fused, so that no intermediate tensor is written."""
     dims = tuple(range(1, a.ndim))
     weighted_a, weighted_b = (a, b) if weights is None else (weights * a, weights * b)
     products = [(weighted_a * a).sum(dims), (weighted_a * b).sum(dims), (weighted_b * b).sum(dims)]

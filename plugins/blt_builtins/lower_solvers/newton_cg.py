@@ -1,15 +1,15 @@
-"""Inexact Newton: the Hessian system solved by conjugate gradients, as accurately as the iterate deserves.
+"""Inexact Newton: the Hessian system is solved by conjugate gradients, more accurately as the iterates converge.
 
     ‖∇²h(x_k) d + ∇h(x_k)‖ ≤ η_k ‖∇h(x_k)‖,   η_k = min(½, (‖∇h(x_k)‖/‖∇h(x_0)‖)^p),        x_{k+1} = x_k + α_k d
 
-Every sample has its own CG scalars and stopping and its own step length, 1 being tried first. Near the minimiser the
-residual falls with order 1 + p: p = ½ costs the fewest products, p = 1 converges quadratically.
+Every sample has its own CG scalars, stopping criterion and step length, of which 1 is tried first. Near the minimiser
+the residual converges with order 1 + p: p = ½ costs the fewest products, p = 1 converges quadratically.
 
-An outer iteration is what the loop counts, but it costs a gradient, an energy and several Hessian products (each the
-price of a gradient): compare seconds, not iterations, with first-order methods.
+The loop counts outer iterations, but each costs a gradient, an energy and several Hessian products (each as expensive
+as a gradient): compare seconds, not iterations, with first-order methods.
 
 When to choose it: very tight tolerances, ill-conditioned energies, reference solutions. Needs a positive definite
-Hessian; stops with a message otherwise. No constraint on x.
+Hessian; stops with a message otherwise. Constraints on x are not supported.
 
 References: Dembo, Eisenstat & Steihaug, *Inexact Newton methods*, SIAM J. Numer. Anal. 1982; Nocedal &
 Wright, *Numerical optimization*, 2006, section 7.1.
@@ -44,7 +44,7 @@ class NewtonCG(LowerSolver):
 
     Args:
         forcing: exponent p; the order of convergence is 1 + p.
-        cg_limit: most CG iterations in an outer one; fewer give a shorter, still descending direction.
+        cg_limit: maximum number of CG iterations per outer iteration; fewer give a shorter descent direction.
     """
 
     exact_residual = True
@@ -69,7 +69,7 @@ class NewtonCG(LowerSolver):
         return NewtonState(found.x, norm(found.gradient), found.gradient, found.energy, state.first)
 
     def _direction(self, lower: Lower, state: NewtonState) -> Tensor:
-        """From zero, every iterate of CG descends. The recursive residual is good enough at such tolerances."""
+        """From zero, every iterate of CG is a descent direction; its recursive residual is accurate enough here."""
         progress = state.residual / torch.where(state.first > 0, state.first, 1.0)
         tol = progress.pow(self.forcing).clamp_max(0.5) * state.residual
         limit = torch.full_like(tol, self.cg_limit, dtype=torch.long)

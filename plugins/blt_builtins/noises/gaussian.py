@@ -33,3 +33,9 @@ class Gaussian(Noise):
 
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
         return t + self.level * torch.randn(t.shape, dtype=t.dtype, generator=generator)
+
+    def mean(self, t: Tensor) -> Tensor:
+        return t
+
+    def variance(self, t: Tensor) -> Tensor:
+        return torch.full_like(t, self.level**2)

@@ -22,3 +22,9 @@ class NoNoise(Noise):
 
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
         return t
+
+    def mean(self, t: Tensor) -> Tensor:
+        return t
+
+    def variance(self, t: Tensor) -> Tensor:
+        return torch.zeros_like(t)

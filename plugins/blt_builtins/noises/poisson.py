@@ -38,3 +38,9 @@ class PoissonNoise(Noise):
 
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
         return count(t, self.peak, self.background, generator)
+
+    def mean(self, t: Tensor) -> Tensor:
+        return t + self.background
+
+    def variance(self, t: Tensor) -> Tensor:
+        return (t + self.background) / self.peak

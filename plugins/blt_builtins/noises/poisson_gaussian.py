@@ -43,3 +43,9 @@ class PoissonGaussian(Noise):
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
         counted = count(t, self.peak, self.background, generator)
         return counted + self.sigma * torch.randn(t.shape, dtype=t.dtype, generator=generator)
+
+    def mean(self, t: Tensor) -> Tensor:
+        return t + self.background
+
+    def variance(self, t: Tensor) -> Tensor:
+        return (t + self.background) / self.peak + self.sigma**2

@@ -43,3 +43,10 @@ class SaltAndPepper(Noise):
         chance = torch.rand(t.shape, dtype=t.dtype, generator=generator)
         extreme = torch.where(chance < self.fraction / 2, self.low, self.high).to(t)
         return torch.where(chance < self.fraction, extreme, t)
+
+    def mean(self, t: Tensor) -> Tensor:
+        return (1 - self.fraction) * t + self.fraction * (self.low + self.high) / 2
+
+    def variance(self, t: Tensor) -> Tensor:
+        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return self.fraction * ((1 - self.fraction) * (t - middle).square() + half**2)

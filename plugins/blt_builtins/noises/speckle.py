@@ -33,3 +33,9 @@ class Speckle(Noise):
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
         shape = torch.full(t.shape, self.looks, dtype=t.dtype)
         return t * torch._standard_gamma(shape, generator=generator) / self.looks
+
+    def mean(self, t: Tensor) -> Tensor:
+        return t
+
+    def variance(self, t: Tensor) -> Tensor:
+        return t.square() / self.looks

@@ -32,3 +32,9 @@ class Uniform(Noise):
 
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
         return t + self.width * (torch.rand(t.shape, dtype=t.dtype, generator=generator) - 0.5)
+
+    def mean(self, t: Tensor) -> Tensor:
+        return t
+
+    def variance(self, t: Tensor) -> Tensor:
+        return torch.full_like(t, self.width**2 / 12)

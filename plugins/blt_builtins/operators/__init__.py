@@ -1,4 +1,4 @@
-"""Forward operators A of the data term ½‖Ax − y‖²."""
+"""Forward operators A."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from bltoolbox.plugin import KERNEL, MASK, SUFFIXES, Constant, ImageError, Limit
 
 
 def read_matrix(path: str, what: str, limit: Limit = KERNEL) -> Tensor:
-    """The two-dimensional array of an ``.npy`` file, in float64."""
+    """The matrix in an ``.npy`` file, in float64."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy {what}")
@@ -29,7 +29,7 @@ def read_matrix(path: str, what: str, limit: Limit = KERNEL) -> Tensor:
 
 
 def read_weights(path: str) -> Tensor:
-    """Weights of an ``.npy`` file, of up to three dimensions, none of them negative, not all of them zero."""
+    """The weights in an ``.npy`` file: up to three dimensions, none negative, not all zero."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(
@@ -47,7 +47,7 @@ def read_weights(path: str) -> Tensor:
 
 
 def read_mask(path: str) -> Tensor:
-    """The mask of an ``.npy`` file: booleans, or zeros and ones, not all of them zero."""
+    """The mask in an ``.npy`` file: booleans, or zeros and ones, not all zero."""
     mask = read_matrix(path, "mask", MASK)
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"{path} holds other values than 0 and 1; a mask says which entries are measured")
@@ -72,7 +72,7 @@ def read_picture_mask(path: str) -> Tensor:
 
 
 def misfit(mask: Constant | None, shape: tuple[int, int]) -> str | None:
-    """A sentence when a mask from a file does not fit images of ``shape``."""
+    """A message if a mask from a file does not fit images of ``shape``, else None."""
     if mask is None or tuple(mask.value.shape) == shape:
         return None
     height, width = mask.value.shape

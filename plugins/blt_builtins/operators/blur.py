@@ -1,22 +1,21 @@
-"""Blur: convolution with a kernel, all channels alike.
+"""Blur: convolution of each channel with a kernel.
 
     (A x)_p = Σ_s k_s (E x)_{p − s}
 
-E continues the image beyond its border: mirrored, periodically, by zeros, or not at all (`valid`: y holds only the
-pixels whose whole neighbourhood is in the image, and is smaller than x by the size of the kernel less one). The
-adjoint is exact for each of them. The kernel is a Gaussian of `size` and `sigma`, a matrix, or an ``.npy`` file; it
-is used as given, so divide it by its sum if it is to keep the brightness. Its centre is entry ⌊K/2⌋ in each
-direction.
+E extends the image beyond its border: mirrored, periodically, by zeros, or not at all (`valid`: y has only the pixels
+whose neighbourhood lies inside the image, and is smaller than x by the size of the kernel minus one). The adjoint is
+exact for each rule. The kernel is a Gaussian of `size` and `sigma`, a matrix, or an ``.npy`` file; it is used as given,
+so divide it by its sum to preserve brightness. Its centre is entry ⌊K/2⌋ in each direction.
 
-With `learned: true` the operator has a parameter as well: k = softmax(θ), nonnegative and of mass 1, flat at first.
-Measurements are still made with the true kernel, which learning has to find (semi-blind deblurring).
+With `learned: true` the kernel is a parameter: k = softmax(θ), non-negative with sum 1, initially flat. Measurements
+are still made with the true kernel, which training has to find (semi-blind deblurring).
 
-‖A‖² is bounded by min(max|k̂|², ‖k‖₁ max(A_{|k|}ᵀ1)): the maximum of the spectrum, or the test of Schur. The smallest
-eigenvalue of AᵀA is 0 or of no use as a bound: accuracies are estimated unless the recipe sets `strong_convexity`.
+‖A‖² is bounded by min(max|k̂|², ‖k‖₁ max(A_{|k|}ᵀ1)): the maximum of the spectrum, or Schur's test. The smallest
+eigenvalue of AᵀA is 0 or too small to be useful: accuracies are estimated unless the recipe sets `strong_convexity`.
 
-When to choose it: deblurring. `symmetric` hides the border; `valid` is the honest rule for photographs.
+When to choose it: deblurring. `symmetric` hides the border; `valid` is the realistic rule for photographs.
 
-References: Hansen, Nagy & O'Leary, *Deblurring Images*, SIAM 2006; for the bound of the spectrum on a grid Ehlich &
+References: Hansen, Nagy & O'Leary, *Deblurring Images*, SIAM 2006; for the bound on the spectrum by a grid, Ehlich &
 Zeller, *Schwankung von Polynomen zwischen Gitterpunkten*, Math. Z. 1964.
 """
 
@@ -41,10 +40,10 @@ class Blur(Operator):
     """Convolution with a kernel.
 
     Args:
-        kernel: a matrix, the path of an .npy file that holds one, or null for a Gaussian.
+        kernel: a matrix, the path of an .npy file that contains one, or null for a Gaussian.
         size: side of the Gaussian kernel.
         sigma: standard deviation of the Gaussian kernel, in pixels.
-        boundary: how the image continues beyond its border; with `valid` y is smaller than x.
+        boundary: how the image is extended beyond its border; with `valid`, y is smaller than x.
         learned: whether the kernel is learned, starting flat; measurements are made with the given one.
     """
 
@@ -86,7 +85,7 @@ class Blur(Operator):
         return _convolve_adjoint(y, self._kernel(theta, y), self.boundary)
 
     def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        """y itself, its border pixels repeated where y is smaller than x."""
+        """y, with its border pixels repeated if y is smaller than x."""
         if self.boundary != "valid":
             return y
         rows, columns = (_margins(length) for length in self.kernel.shape)
@@ -116,7 +115,7 @@ class Blur(Operator):
 
 
 def gaussian_kernel(size: int, sigma: float) -> Tensor:
-    """A Gaussian of mass 1, sampled at the centres of ``size`` × ``size`` pixels."""
+    """A Gaussian with sum 1, sampled at the centres of ``size`` × ``size`` pixels."""
     distance = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
     line = (-0.5 * (distance / sigma).square()).exp()
     line = line / line.sum()
@@ -160,7 +159,7 @@ def _convolve_adjoint(y: Tensor, kernel: Tensor, boundary: Boundary) -> Tensor:
 
 
 def _extend(x: Tensor, size: Sequence[int], boundary: Boundary) -> Tensor:
-    """E x: room for the kernel around every pixel."""
+    """E x: the image extended by the size of the kernel."""
     if boundary == "valid":
         return x
     if boundary == "zero":

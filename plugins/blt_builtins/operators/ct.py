@@ -2,18 +2,20 @@
 
     (A x)_{v,d} = Σ_p a_{(v,d),p} x_p ≈ ∫ x along the ray from the source of view v to detector d
 
-By Joseph's method: a ray steps along the axis that it is closer to, and reads the image by linear interpolation across
-it. Lengths are in units of the side of the image, so that an integral is about the mean of what a ray meets. y has the
-shape (C, views, detectors). The matrix is computed once and kept with its transpose, so that the adjoint is exact.
+The matrix is that of Joseph's method: a ray advances along the axis closest to its direction and interpolates the image
+linearly across it. Lengths are in units of the side of the image, so an integral is about the mean of the pixels on the
+ray. y has the shape (C, views, detectors). The matrix is computed once and stored with its transpose, so the adjoint is
+exact.
 
-No entry of A is negative, so ‖A‖² ≤ max_p (AᵀA v)_p / v_p for any positive v (Collatz and Wielandt); v = 1 gives less
-than the largest row sum times the largest column sum, and a few power iterations from there are tight.
+Its entries are non-negative, so ‖A‖² ≤ max_p (AᵀA v)_p / v_p for every positive v (Collatz–Wielandt). v = 1 is at least
+as good as the largest row sum times the largest column sum, and a few power iterations make the bound tight.
 
-Views are spread evenly over `arc` degrees: fewer than about the side of the image in pixels is sparse view tomography,
-an arc below 180 limited angle tomography; both have a null space. A solve starts from the filtered back projection.
+Views are spaced evenly over `arc` degrees. With fewer views than about the side of the image in pixels, this is
+sparse-view tomography; with an arc below 180, limited-angle tomography. Both have a null space. A solve starts from the
+filtered back projection.
 
-When to choose it: X-ray and electron tomography. Set `strong_convexity` or choose a coercive regularizer if views are
-few: what no ray sees is left to the regularizer.
+When to choose it: X-ray and electron tomography. Set `strong_convexity` or choose a coercive regularizer if there
+are few views: only the regularizer determines what no ray sees.
 
 References: Joseph, *An improved algorithm for reprojecting rays through pixel images*, IEEE TMI 1982; Natterer, *The
 mathematics of computerized tomography*, 2001; for the bound Horn & Johnson, *Matrix analysis*, 2013, section 8.1.
@@ -63,10 +65,10 @@ class CT(Operator):
     Args:
         size: side of the square images in pixels.
         views: number of angles.
-        arc: angles are spread evenly over this many degrees; 180 covers all parallel rays, 360 a full turn.
-        detectors: detectors in each view; unless given, one per pixel of the diagonal.
+        arc: angles are spaced evenly over this many degrees; 180 covers all parallel rays, 360 a full turn.
+        detectors: detectors in each view; by default one per pixel of the diagonal.
         geometry: parallel rays, or a fan of rays from a point source.
-        source_distance: from the source of a fan to the centre, in units of the side of the image.
+        source_distance: distance from the source of a fan to the centre, in units of the side of the image.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class CT(Operator):
 
 
 class _Multiply(torch.autograd.Function):
-    """A matrix times each row of a batch; the transpose is at hand for the way back."""
+    """A matrix times each row of a batch, with the transpose for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
@@ -140,7 +142,7 @@ class _Multiply(torch.autograd.Function):
 
 @lru_cache(maxsize=4)
 def matrices(scan: Scan, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A and Aᵀ in compressed rows; kept, since every product asks for them."""
+    """A and Aᵀ in compressed rows; cached, since every product uses them."""
     shape = (scan.views * scan.detectors, scan.size**2)
     with lasting():
         rows, columns, lengths = ray_entries(scan)
@@ -163,7 +165,7 @@ def _compressed(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int,
 
 @lru_cache(maxsize=16)
 def _constants(scan: Scan) -> tuple[float, float]:
-    """What a back projection of filtered views is multiplied by, and an upper bound of ‖A‖²."""
+    """The factor of the back projection of filtered views, and an upper bound of ‖A‖²."""
     rows, columns, lengths = ray_entries(scan)
 
     def project(x: Tensor) -> Tensor:
@@ -224,7 +226,7 @@ def _rays(scan: Scan, angle: float) -> tuple[Tensor, Tensor]:
 
 
 def _joseph(points: Tensor, directions: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ray, pixel and length of every reading: one step per line of pixels, between two neighbours."""
+    """Ray, pixel and weight of every sample: one per line of pixels, between two neighbours."""
     found = []
     line = torch.arange(size, dtype=torch.float64)
     steep = directions[:, 0].abs() >= directions[:, 1].abs()
@@ -246,7 +248,7 @@ def _joseph(points: Tensor, directions: Tensor, size: int) -> tuple[Tensor, Tens
 
 
 def _ramp(y: Tensor) -> Tensor:
-    """Each view times the absolute frequency, padded so that its ends do not meet."""
+    """Each view filtered by the absolute frequency, padded so that its ends do not wrap around."""
     length = 2 * y.shape[-1]
     frequency = torch.fft.rfftfreq(length, device=y.device).to(y)
     # The mean keeps a little: an exact zero there would shift the whole image.

@@ -5,7 +5,7 @@
 A Aᵀ = s⁻² I, so ‖A‖² = s⁻² exactly; AᵀA is singular for s > 1. Constant images keep their value. A solve starts from
 the bilinear interpolation of y.
 
-When to choose it: super-resolution, as of a camera whose pixels integrate the light.
+When to choose it: super-resolution, for example for a camera whose pixels integrate the light.
 
 Reference: Park, Park & Kang, *Super-resolution image reconstruction: a technical overview*, IEEE SPM 2003.
 """
@@ -26,7 +26,7 @@ class Downsampling(Operator):
     """The mean of each block of pixels.
 
     Args:
-        factor: side s of the blocks; it divides the height and the width of the images.
+        factor: side s of the blocks; must divide the height and the width of the images.
     """
 
     def __init__(self, factor: Annotated[int, Gt(0)] = 2) -> None:

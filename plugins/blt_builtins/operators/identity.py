@@ -1,6 +1,6 @@
 """The identity: A x = x, so that y = x* + noise.
 
-When to choose it: denoising. The data term alone makes the lower level 1-strongly convex, hence every accuracy
+When to choose it: denoising. The data term alone makes the lower level 1-strongly convex, so every accuracy is
 certified.
 """
 

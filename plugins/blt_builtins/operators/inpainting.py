@@ -2,17 +2,17 @@
 
     (A x)_p = m_p x_p,        m_p ∈ {0, 1}
 
-y keeps the shape of the image, with zeros at the missing pixels; they carry no noise. The mask is the same for all
-channels and, unless the data bring a `mask` of shape (B, H, W) for each sample in their context, for all samples:
-`missing` is the exact fraction of missing pixels, which ones depends on `seed` and the size of the image alone; or it
-comes from an ``.npy`` file, or a picture that is dark where pixels are missing. A = Aᵀ = A², so ‖A‖ = 1; nothing is
-missing or AᵀA is singular.
+y has the shape of the image, with zeros and no noise at the missing pixels. The mask is the same for all channels and
+samples: `missing` is the exact fraction of missing pixels, and which ones depends only on `seed` and the size of the
+image; or the mask comes from an ``.npy`` file, or from a picture that is dark where pixels are missing. Data may
+provide a `mask` of shape (B, H, W) in their context, one per sample, which replaces it. A = Aᵀ = A², so ‖A‖ = 1; AᵀA
+is singular unless no pixel is missing.
 
 A solve starts from the image with each missing pixel replaced by the mean of the known ones in the smallest window
 around it (3×3, 5×5, 9×9, …) that has any.
 
 When to choose it: filling in lost pixels, scratches or text. Where a hole is wider than the filters of the
-regularizer the minimiser may not be unique: set `strong_convexity` in the recipe.
+regularizer, the minimiser may not be unique: set `strong_convexity` in the recipe.
 
 Reference: Bertalmio, Sapiro, Caselles & Ballester, *Image inpainting*, SIGGRAPH 2000.
 """
@@ -38,8 +38,8 @@ class Inpainting(Operator):
 
     Args:
         missing: fraction of the pixels that are missing.
-        seed: which ones.
-        mask: path of a mask instead of a random one: an .npy file, 0 for missing pixels and 1 for others, or a picture.
+        seed: seed of the choice of missing pixels.
+        mask: path of an .npy file, 1 for known pixels and 0 for missing ones, or of a picture; null for a random mask.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Inpainting(Operator):
 def random_mask(
     missing: float, seed: int, height: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """A mask with an exact fraction of zeros; kept, since every product with A asks for it."""
+    """A mask with an exact fraction of zeros; cached, since every product with A uses it."""
     order = torch.randperm(height * width, generator=keyed_generator("inpainting", seed, height, width))
     with lasting():
         mask = torch.ones(height * width, dtype=dtype)
@@ -114,7 +114,7 @@ def random_mask(
 
 
 def _missing(fraction: float, pixels: int) -> int:
-    """A count; at least one pixel is known."""
+    """The number of missing pixels, such that at least one is known."""
     return min(round(fraction * pixels), pixels - 1)
 
 
@@ -133,7 +133,7 @@ def fill(y: Tensor, known: Tensor) -> Tensor:
 
 
 def _window_mean(x: Tensor, radius: int) -> Tensor:
-    """Mean over the (2 radius + 1)² window of each pixel, zeros beyond the border counted."""
+    """Mean over the (2 radius + 1)² window of each pixel, counting zeros beyond the border."""
     for size, padding in (((2 * radius + 1, 1), (radius, 0)), ((1, 2 * radius + 1), (0, radius))):
         x = F.avg_pool2d(x, size, stride=1, padding=padding)
     return x

@@ -2,27 +2,29 @@
 
     A x = (M F s_k x)_k,        Aᵀ y = Σ_k s̄_k F^H M y_k  (its real part, for real images)
 
-F is the unitary FFT (zero frequency first, as numpy.fft.fft2), M keeps the measured frequencies, s_k is the sensitivity
-map of coil k; one coil with s = 1 unless `coils` is set. Complex numbers are pairs of channels: all real parts, then
-all imaginary parts. So y has 2CK channels for a real image of C channels and K coils, the coils of the first channel
-first, and half of that with `image: complex`, where x itself is of pairs. Noise of level σ is added to the real
-and to the imaginary part of each measured frequency; the others are zero and carry none.
+F is the unitary FFT (zero frequency first, as in numpy.fft.fft2), M selects the measured frequencies, and s_k is the
+sensitivity map of coil k; there is one coil with s = 1 unless `coils` is set. Complex numbers are pairs of channels:
+all real parts, then all imaginary parts. So y has 2CK channels for a real image of C channels and K coils, and CK with
+`image: complex`, where the channels of x are such pairs; the coils of the first channel come first. Noise of level σ is
+added to the real and to the imaginary part of each measured frequency; the others are zero, without noise.
 
-Whole columns are measured (Cartesian sampling): the `center_fraction` of lowest frequencies, and others at random up
-to one in `acceleration`; the same for all samples, given `seed` and the width. Or the mask comes from an ``.npy`` file.
-`coils` is a number of coils to simulate, with Σ_k |s_k|² = 1, or an ``.npy`` file K×H×W of complex numbers.
+Entire columns are measured (Cartesian sampling): the `center_fraction` of lowest frequencies, and random others up to
+one in `acceleration`. The columns are the same for all samples and depend on `seed` and the width. Alternatively, the
+mask comes from an ``.npy`` file. `coils` is the number of coils to simulate, with Σ_k |s_k|² = 1, or an ``.npy`` file
+of complex numbers K×H×W.
 
-Data may bring maps and masks of each sample in their context, which then replace those of the options: `coils`, complex
-numbers of shape (B, K, H, W), and `mask` of shape (B, H, W), or (B, 1, W) for whole columns. A run converts them to its
-precision; complex numbers stay complex.
+Data may provide maps and masks in their context, one per sample, which replace those of the options: `coils`, complex
+numbers of shape (B, K, H, W), and `mask` of shape (B, H, W), or (B, 1, W) for entire columns. A run converts them to
+its precision; complex numbers stay complex.
 
-Several coils: AᵀA ≤ max_p Σ_k |s_k(p)|², with equality on both sides if all is measured. One coil: a real image has
-|x̂(k)| = |x̂(−k)|, so AᵀA has the eigenvalues (M(k) + M(−k))/2, and the norm and the strong convexity (½ for half of
-the plane, 1 for all of it) are exact. A solve starts from the zero-filled reconstruction Aᵀy, divided by the bound.
+With several coils, AᵀA ≤ max_p Σ_k |s_k(p)|²; if all frequencies are measured, AᵀA is the product with Σ_k |s_k|². With
+one coil, a real image has |x̂(k)| = |x̂(−k)|, so AᵀA has the eigenvalues (M(k) + M(−k))/2: the norm and the strong
+convexity (½ for half of the plane, 1 for all of it) are exact. A solve starts from the zero-filled reconstruction Aᵀy,
+divided by max_p Σ_k |s_k(p)|².
 
-When to choose it: accelerated MRI, or any Fourier sampling. Frequencies that nothing measures make AᵀA singular: set
-`strong_convexity` in the recipe to have certified accuracies. Where `acceleration` exceeds the number of coils, much is
-left to the regularizer.
+When to choose it: accelerated MRI, or any Fourier sampling. If for some k neither k nor −k is measured, AᵀA of one coil
+is singular: set `strong_convexity` in the recipe for certified accuracies. Several coils help where their maps
+differ; an `acceleration` above their number relies on the regularizer.
 
 References: Pruessmann, Weiger, Scheidegger & Boesiger, *SENSE: sensitivity encoding for fast MRI*, MRM 1999; Lustig,
 Donoho & Pauly, *Sparse MRI: the application of compressed sensing for rapid MR imaging*, MRM 2007.
@@ -48,11 +50,11 @@ class MRI(Operator):
 
     Args:
         acceleration: one column in this many is measured.
-        center_fraction: fraction of the columns, those of lowest frequency, that is always measured.
-        seed: which other columns.
+        center_fraction: fraction of the columns, those of lowest frequency, that are always measured.
+        seed: seed of the choice of the other columns.
         mask: path of an .npy file, 1 for measured frequencies, in the order of numpy.fft.fft2, instead of columns.
         image: whether images are real, or complex with their imaginary parts in the second half of the channels.
-        coils: a number of coils to simulate, the path of an .npy file of maps, or null for one coil that sees all.
+        coils: number of coils to simulate, the path of an .npy file of maps, or null for one coil with s = 1.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class MRI(Operator):
         return float(least), float(most)
 
     def sampled(self, x: Tensor, context: Rows) -> Tensor:
-        """The mask for images or measurements like ``x``: (H, W) or (B, 1, H, W), H = 1 for whole columns."""
+        """The mask for images or measurements like ``x``: (H, W) or (B, 1, H, W), H = 1 for entire columns."""
         if "mask" in context:
             return _fitting(context["mask"], "mask", x).to(x).unsqueeze(1)
         if self.mask is not None:
@@ -166,7 +168,7 @@ def column_mask(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """The measured columns, (1, W); kept, since every product with A asks for it."""
+    """The mask of measured columns, (1, W); cached, since every product with A uses it."""
     center = round(center_fraction * width)
     count = max(round(width / acceleration), center, 1)
     by_frequency = torch.fft.fftfreq(width).abs().argsort(stable=True)

@@ -1,4 +1,4 @@
-"""Regularizers R_θ(x), convex in x."""
+"""Regularizers R_θ(x)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def blt_components() -> list[Component]:
             "regularizer",
             "tikhonov",
             "blt_builtins.regularizers.tikhonov:Tikhonov",
-            "Squared gradient (or image) with a learned weight; quadratic, one parameter, everything exact.",
+            "Squared gradient (or image) with a learned weight; quadratic, one parameter, exact constants.",
         ),
         Component(
             "regularizer",

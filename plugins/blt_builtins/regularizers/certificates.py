@@ -1,15 +1,15 @@
-"""True constants of a filter bank under φ_ν(t) = √(t² + ν²) − ν, for certified error bounds.
+"""Valid constants of a filter bank under φ_ν(t) = √(t² + ν²) − ν, for certified error bounds.
 
-With t = C_j x, |φ''| ≤ 1/ν, |φ'''| ≤ 0.8587/ν² and |(tφ'')'| ≤ 1/ν. A response differs by at most e‖c_j‖‖Δx‖ in one
-pixel, where e ≤ 2 counts how often a mirrored border can show a pixel to one kernel (e = 1 without mirrors), so
+With t = C_j x, |φ''| ≤ 1/ν, |φ'''| ≤ 0.8587/ν² and |(tφ'')'| ≤ 1/ν. A response changes by at most e‖c_j‖‖Δx‖ at one
+pixel, where e ≤ 2 accounts for pixels that a kernel sees repeatedly at a mirrored border (e = 1 without mirroring), so
 
     L_H ≤ ‖Σ_j a_j (0.8587/ν_j²) e‖c_j‖ C_jᵀC_j‖
 
 The columns of B: a_j C_jᵀφ'(t_j) for a log-weight, their sum for the log-scale, −a_j C_jᵀ(t_j φ''(t_j)) for a
 log ν, and for a change δ_j of a kernel a_j[C_δᵀφ'(t_j) + C_jᵀ(φ''(t_j) ⊙ C_δ x)], where ‖C_δ u‖² ≤ ‖δ‖² Σ_s ‖u
-shifted by s‖². Each block is bounded apart and the squares are added. The kernel block of L_B holds φ'''·(patch
-of x), so it is valid on a ball only: patches there are no longer than the longest at its centre plus e times
-its radius.
+shifted by s‖². Each block is bounded separately, and the squares are added. The kernel block of L_B contains
+φ'''·(patch of x), so it is valid only on a ball: the norm of a patch there is at most the largest at its centre plus e
+times its radius.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ THIRD = 0.8587
 class Bank:
     """Kernels (J, C, K, K), weights a_j and smoothings ν_j (both (J,)) under a boundary rule.
 
-    ``stretch`` is the largest factor between a kernel's coordinates in θ and its pixels; ``shared`` says that
-    all ν_j are one parameter.
+    ``stretch`` is the largest factor between a kernel's coordinates in θ and its pixels; ``shared`` means that all ν_j
+    are one parameter.
     """
 
     kernels: Tensor
@@ -44,7 +44,7 @@ class Bank:
 
     @property
     def repeats(self) -> float:
-        """e of the module's docstring."""
+        """The e of the module docstring."""
         return 2.0 if self.boundary == "symmetric" else 1.0
 
 
@@ -73,7 +73,7 @@ def _patches(bank: Bank, x: Tensor) -> Tensor:
 
 
 def _shift_bound(bank: Bank) -> float:
-    """‖C_δ‖ ≤ this·‖δ‖: one unit for each of the C·K² entries of a kernel, twice that where a border is mirrored."""
+    """‖C_δ‖ ≤ this·‖δ‖: one unit for each of the C·K² entries of a kernel, and twice that if the border is mirrored."""
     return bank.repeats * bank.kernels[0].numel() ** 0.5
 
 

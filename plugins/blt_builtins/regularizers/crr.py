@@ -3,21 +3,22 @@
     R_θ(x) = Σ_j Σ_p ψ_j((c_j ⋆ x)_p),        ψ_j'(t) = e^{θ_0} ∫_0^t s_j(τ) dτ,   s_j = e^{θ_jm} on interval m
 
 Each ψ_j' is a linear spline with equidistant knots on [−range, range]: increasing, zero at zero, constant
-beyond, so that ψ_j is convex with its minimum at 0 and grows linearly in the end. Parameters: kernels c_j (zero
+beyond, so ψ_j is convex with its minimum at 0 and grows linearly beyond the range. Parameters: kernels c_j (zero
 mean in each channel; their norm is the scale of t), log-slopes θ_jm and the common log-scale θ_0. With `symmetry: odd`
-the slopes of −t are those of t. At first the filters are those of `foe`, and the spline
-interpolates its potential for ν = one interval.
+the slopes at −t equal those at t. The initial filters are those of `foe`, and the initial spline
+interpolates its potential with ν equal to one interval.
 
-The paper clips negative slopes. Here they are exponentials: every θ is admissible and f stays differentiable in θ
-(clipping makes it one-sided at the slopes that matter most), and since the slopes of a learned potential span orders of
-magnitude, a step that multiplies them suits them better than one that adds. A slope of exactly 0 is only approached.
+The paper clips negative slopes. Here slopes are exponentials: every θ is admissible, and f stays differentiable in θ
+(with clipping it has only one-sided derivatives at zero slopes, which matter most). Since the slopes of a learned
+potential span orders of magnitude, multiplicative steps suit them better than additive ones. A slope of exactly 0 is
+never reached, only approached.
 
 ψ_j is C^{1,1} but not C²: Hessian products use the slope of the interval, which is the second derivative except at the
-knots, and ∇²R has no Lipschitz constant, so that error bounds of hypergradients are estimated, never certified. The
-Lipschitz constant of ∇R is certified: the largest slopes. There are no majorant weights: the parabola of curvature
-ψ'(t)/t lies above ψ only if ψ'(t)/t decreases in |t|, and a convex spline may get steeper; so `agd`, not `mm`.
+knots, and ∇²R has no Lipschitz constant, so error bounds of hypergradients are estimated, never certified. The
+Lipschitz constant of ∇R is certified, from the largest slopes. There are no majorant weights: the parabola of curvature
+ψ'(t)/t lies above ψ only if ψ'(t)/t decreases in |t|, and a convex spline may get steeper; so use `agd`, not `mm`.
 
-When to choose it: where the shape of the potential matters, at the price of two table look-ups a response.
+When to choose it: where the shape of the potential matters, at the cost of two table lookups per response.
 
 Reference: Goujon, Neumayer, Bohra, Ducotterd & Unser, *A neural-network-based convex regularizer for inverse problems*,
 IEEE TCI 2023.
@@ -46,8 +47,8 @@ class ConvexRidge(Regularizer):
     Args:
         filters: number J of filters.
         kernel_size: side K of the square kernels.
-        boundary: what the filters see beyond the border: nothing, as they are applied only where they fit (`valid`),
-            zeros, the opposite border, or the mirrored image (`symmetric`).
+        boundary: what the filters see beyond the border: nothing, since they are applied only where they fit
+            (`valid`), zeros, the opposite border, or the mirrored image (`symmetric`).
         knots: number of knots of ψ' on [−range, range]; odd, so that 0 is one of them.
         range: where the spline ends and ψ' becomes constant.
         symmetry: whether ψ is even (ψ' odd), or free to differ for positive and negative responses.
@@ -133,7 +134,7 @@ class ConvexRidge(Regularizer):
         return Potentials(t, self._spline(theta).potential(responses)[0, order, 0], importance)
 
     def _importance(self, theta: Theta) -> Tensor:
-        """The limit of ψ_j', had the kernel of the filter unit norm."""
+        """The limit of ψ_j' if the kernel of the filter had unit norm."""
         slopes = (theta["log_scale"] + theta["log_slopes"]).exp().sum(1)
         limit = slopes * self.spacing * (1.0 if self.symmetry == "odd" else 0.5)
         return limit * theta["kernels"].flatten(1).norm(dim=1)
@@ -150,9 +151,9 @@ class ConvexRidge(Regularizer):
 
 @dataclass(frozen=True)
 class Spline:
-    """ψ_j with piecewise constant ψ_j'', by tables (J, 2M + 2) of what holds at the inner end of each interval.
+    """ψ_j with piecewise constant ψ_j'', by tables (J, 2M + 2) of values at the inner end of each interval.
 
-    The inner end is the one next to 0: sums run outwards, so that small responses keep their relative precision. The
+    The inner end is the one next to 0: sums run outwards, so small responses keep their relative precision. The
     first and the last interval are unbounded and have curvature 0.
     """
 
@@ -183,11 +184,11 @@ class Spline:
         return _look_up(self.slopes, index) + _look_up(self.curvatures, index) * rest
 
     def curvature(self, t: Tensor) -> Tensor:
-        """ψ_j''(t_j), to the right of t_j at a knot."""
+        """ψ_j''(t_j); at a knot, the value to its right."""
         return _look_up(self.curvatures, self._locate(t)[0])
 
     def _locate(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The interval of each response, and the signed distance from the inner end of it."""
+        """The interval of each response, and its signed distance from the inner end."""
         middle = self.curvatures.shape[1] // 2
         interval = (t.detach() / self.spacing).floor().clamp(-middle, middle - 1)
         inner = torch.where(interval < 0, interval + 1, interval) * self.spacing

@@ -3,8 +3,7 @@
     (Cx)_j = Σ_c k_jc ⋆ E x_c,        Cᵀt = Eᵀ Σ_j k_jᵀ t_j
 
 E extends the image beyond its border: not at all (`valid`: responses only where the kernel fits), by zeros,
-periodically, or mirrored. Boundary rule and adjoint belong together: ⟨Cx, t⟩ = ⟨x, Cᵀt⟩ to rounding for
-all of them.
+periodically, or mirrored. For every rule the adjoint is exact: ⟨Cx, t⟩ = ⟨x, Cᵀt⟩ up to rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Boundary = Literal["valid", "zero", "periodic", "symmetric"]
 
 @dataclass(frozen=True)
 class FilterBank:
-    """Kernels (J, C, K, K) under a boundary rule, with what the two convolutions need prepared once."""
+    """Kernels (J, C, K, K) under a boundary rule, prepared once for both convolutions."""
 
     kernels: Tensor
     boundary: Boundary
@@ -58,9 +57,9 @@ class FilterBank:
     def _transposed(self, t: Tensor) -> Tensor:
         """Σ_j k_jᵀ t_j on the whole support, (B, C, H' + K − 1, W' + K − 1).
 
-        With one to three output channels a CPU's vector units run nearly empty. There the p×p neighbouring output
-        pixels are made channels of one convolution of stride p, with the kernel shifted p² ways: 1.3 times the
-        products in 0.65 of the time for colour (p = 2), 1.7 times in 0.23 for gray (p = 3).
+        With one to three output channels, the vector units of a CPU are almost idle. There, p×p neighbouring output
+        pixels become channels of one convolution of stride p, with p² shifted kernels: 1.3 times the products in 0.65
+        of the time for colour (p = 2), 1.7 times the products in 0.23 of the time for gray (p = 3).
         """
         if t.device.type != "cpu":
             return F.conv_transpose2d(t, self._laid_out)
@@ -93,7 +92,7 @@ class FilterBank:
 
 @dataclass(frozen=True)
 class FilterHessian:
-    """v ↦ Σ_j C_jᵀ[ψ_j''(C_j x) ⊙ C_j v], the curvature kept."""
+    """v ↦ Σ_j C_jᵀ[ψ_j''(C_j x) ⊙ C_j v], with the curvature stored."""
 
     bank: FilterBank
     shape: tuple[int, ...]
@@ -108,7 +107,7 @@ class FilterHessian:
 
 
 def too_large(kernel_size: int, shape: Sequence[int]) -> str | None:
-    """A sentence when the kernels do not fit into images of ``shape``."""
+    """A message if the kernels do not fit into images of ``shape``, else None."""
     if min(shape[1:]) >= kernel_size:
         return None
     return (
@@ -118,7 +117,7 @@ def too_large(kernel_size: int, shape: Sequence[int]) -> str | None:
 
 
 def extend(x: Tensor, size: int, boundary: Boundary) -> Tensor:
-    """E x: room for a kernel of ``size`` centred on every pixel (nothing to do for `valid`)."""
+    """E x: the image extended for kernels of ``size`` centred on every pixel (unchanged for `valid`)."""
     if boundary == "valid":
         return x
     if boundary == "zero":
@@ -132,7 +131,7 @@ def extend(x: Tensor, size: int, boundary: Boundary) -> Tensor:
 
 
 def _mirror(x: Tensor, size: int) -> Tensor:
-    """The mirrored extension by copies of strips: a third of the time of gathering pixels by their index."""
+    """The mirrored extension by copies of strips, in a third of the time of gathering pixels by index."""
     before, after = (size - 1) // 2, size // 2
     height, width = x.shape[2:]
     out = image_layout(
@@ -149,7 +148,7 @@ def _mirror(x: Tensor, size: int) -> Tensor:
 
 
 def _fold(extended: Tensor, size: int) -> Tensor:
-    """The adjoint of ``_mirror``, in place: what lies beyond a border is added to the pixel that it repeats."""
+    """The adjoint of ``_mirror``, in place: values beyond a border are added to the pixels that they repeat."""
     before, after = (size - 1) // 2, size // 2
     for dim in (3, 2):
         length = extended.shape[dim] - size + 1
@@ -161,42 +160,42 @@ def _fold(extended: Tensor, size: int) -> Tensor:
 
 
 def norm_bound(kernels: Tensor, weights: Tensor, boundary: Boundary) -> Tensor:
-    """A true upper bound of ‖Σ_j w_j C_jᵀC_j‖ for images of any size, without power iteration.
+    """A valid upper bound on ‖Σ_j w_j C_jᵀC_j‖ for images of any size, without power iteration.
 
     The bank is a compression of convolution on ℤ², whose norm is the maximum over frequencies of
     λ_max(Σ_j w_j ĉ_j ĉ_j^H). That is a trigonometric polynomial of degree K − 1 in each variable, so its
-    maximum on an N×N grid is short of the true one by a factor of at most cos(π(K−1)/N)² (Ehlich & Zeller
-    1964). For mirrored images it is that of the parity parts of the kernels.
+    maximum on an N×N grid is at least cos(π(K−1)/N)² times the true one (Ehlich & Zeller 1964). For mirrored images,
+    the bound is that of the parity parts of the kernels.
     """
     bank, weights = kernels.double(), weights.double()
     if boundary == "symmetric" and bank.shape[-1] % 2 == 0:
-        bank = F.pad(bank, (1, 0, 1, 0))  # the pixel a response belongs to becomes the centre
+        bank = F.pad(bank, (1, 0, 1, 0))  # centre the kernel on the pixel of its response
     size = bank.shape[-1]
     grid = max(128, 2 ** math.ceil(math.log2(16 * max(size - 1, 1))))
     gram = _parity_gram(bank, weights, grid) if boundary == "symmetric" else _gram(bank, weights, grid)
-    # A step that was far too long overflows here; LAPACK would raise, the solver's guard can say what is wrong.
+    # A step that was far too long overflows here; LAPACK would raise, whereas the solver's guard explains the cause.
     finite = torch.isfinite(gram.abs()).all()
     bound = _largest_eigenvalue(torch.where(finite, gram, 0)) / math.cos(math.pi * (size - 1) / grid) ** 2
     return torch.where(finite, bound, torch.inf).to(kernels.dtype)
 
 
 def _gram(kernels: Tensor, weights: Tensor, grid: int) -> Tensor:
-    """Σ_j w_j ĉ_j ĉ_j^H on the grid (one half of it, the other is its conjugate): (P, C, C)."""
+    """Σ_j w_j ĉ_j ĉ_j^H on one half of the grid, since the other is its conjugate: (P, C, C)."""
     spectrum = torch.fft.rfft2(kernels * weights.sqrt().view(-1, 1, 1, 1), s=(grid, grid))
     return torch.einsum("jcuv,jduv->uvcd", spectrum, spectrum.conj()).flatten(0, 1)
 
 
 def _parity_gram(kernels: Tensor, weights: Tensor, grid: int) -> Tensor:
-    """The same of a bank whose norm on ℤ² bounds that of the given one on mirrored images.
+    """The same for a bank whose norm on ℤ² bounds that of the given bank on mirrored images.
 
-    An image mirrored at both borders is periodic with twice the sides, and even. On it the even and odd parts
+    An image mirrored at both borders is periodic, with twice the side lengths, and even. On it, the even and odd parts
     π of a kernel give even and odd responses, each with exactly a quarter of its energy on the image itself.
     So for any α with Σ_π 1/α_jπ = 1,
 
         ‖Cx‖² = Σ_j ‖Σ_π c_j^π ⋆ x‖² ≤ Σ_jπ α_jπ ‖c_j^π ⋆ x‖² ≤ ‖(√α_jπ c_j^π)‖²_{ℤ²} ‖x‖²
 
     A kernel of one parity, such as a cosine, has α = 1 and loses nothing; α_jπ ∝ 1/‖c_j^π‖ otherwise. The spectrum of
-    a part is real up to a phase, a transform by cosines or sines from the centre, and even: a quarter of the grid is
+    a part is real up to a phase (a cosine or sine transform about the centre) and even, so a quarter of the grid is
     enough.
     """
     size = kernels.shape[-1]
@@ -208,7 +207,8 @@ def _parity_gram(kernels: Tensor, weights: Tensor, grid: int) -> Tensor:
     parts = kernels.unsqueeze(1)
     for dim in (3, 4):
         parts = torch.cat([parts + parts.flip(dim), parts - parts.flip(dim)], dim=1) / 2
-    # (even, even), (odd, even), (even, odd), (odd, odd) in rows and columns; those of the spectrum run the other way.
+    # (even, even), (odd, even), (even, odd), (odd, odd) in rows and columns; the spectrum has the two middle ones
+    # swapped.
     norms = parts.flatten(2).norm(dim=2)[:, [0, 2, 1, 3]]
     alpha = norms.sum(1, keepdim=True) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
     # A part that is zero stays zero whatever its factor.

@@ -4,16 +4,16 @@
 
 Convex in x. Parameters: the kernels c_j (zero mean in each channel), the log-weights θ_j, the log-scale θ_0 and
 log ν, one for all filters (ten 7×7 filters on three channels: 1482 numbers, the paper's d) or one per filter.
-Gradient and Hessian products are analytic: two convolutions each, the curvature φ''(c_j ⋆ x) computed once a
-linearisation; the Lipschitz constant is certified.
+Gradient and Hessian products are analytic: two convolutions each, with the curvature φ''(c_j ⋆ x) computed once per
+linearisation. The Lipschitz constant is certified.
 
-A kernel is stored by its coefficients κ in a scaled basis, c = Σ_{a,u,v} s_uv κ_auv (colour axis a) ⊗ (cosine u, v)
-with s_uv = max(1, √(u²+v²))/3: the same model, in coordinates in which a plain gradient step moves fine detail
+A kernel is stored as its coefficients κ in a scaled basis, c = Σ_{a,u,v} s_uv κ_auv (colour axis a) ⊗ (cosine u, v)
+with s_uv = max(1, √(u²+v²))/3: the same model, in coordinates in which a plain gradient step changes fine detail
 faster than a ramp. `basis: pixel` stores the kernel itself.
 
-When to choose it: the paper's regularizer, and the standard choice for learning on images. The border decides
-much on small crops: `valid` leaves a frame of K/2 pixels hardly regularised, which training then tries to mend;
-`symmetric` is the better model, `periodic` nearly as good with a smaller Lipschitz constant.
+When to choose it: the paper's regularizer, and the standard choice for learning from images. On small crops the
+boundary rule matters: `valid` leaves a frame of K/2 pixels hardly regularised, for which training tries to compensate;
+`symmetric` is the better model, and `periodic` is nearly as good, with a smaller Lipschitz constant.
 
 References: Roth & Black, *Fields of Experts*, IJCV 2009; Salehi, Mukherjee, Roberts & Ehrhardt, *Bilevel learning
 with inexact stochastic gradients*, 2024; Chen, Ranftl & Pock, *Insights into analysis operator learning*, IEEE TIP
@@ -51,7 +51,7 @@ class FieldOfExperts(Regularizer):
     Args:
         filters: number J of filters.
         kernel_size: side K of the square kernels.
-        boundary: what the filters see beyond the border: nothing, as they are applied only where they fit
+        boundary: what the filters see beyond the border: nothing, since they are applied only where they fit
             (`valid`), zeros, the opposite border, or the mirrored image (`symmetric`).
         smoothing: one ν shared by all filters, or one per filter.
         nu: initial smoothing ν.
@@ -192,7 +192,7 @@ class FieldOfExperts(Regularizer):
         return Potentials(t, values, importance)
 
     def _importance(self, theta: Theta) -> Tensor:
-        """The weight of each filter, were its kernel of unit norm."""
+        """The weight of each filter if its kernel had unit norm."""
         return amplitudes(theta) * self.kernels(theta).flatten(1).norm(dim=1)
 
     def prepare(self, theta: Theta) -> Theta:
@@ -207,7 +207,7 @@ class FieldOfExperts(Regularizer):
         return NormalForm(bank, SmoothedAbs(theta["log_smoothing"].exp() * a))
 
 
-#: Sizes of images for which planes are kept.
+#: Number of image sizes for which planes are kept.
 _SIZES = 4
 
 
@@ -218,13 +218,13 @@ class Planes:
     values: Tensor
 
     def at(self, t: Tensor) -> Tensor:
-        """(1, J, H, W): repeated at every pixel, since a factor a channel is slow to broadcast where channels lie
+        """(1, J, H, W): repeated at every pixel, since one factor per channel is slow to broadcast where channels are
         innermost."""
         size = tuple(t.shape[2:])
         made = self._made.get(size)
         if made is None:
             made = self.values.expand(1, *size, -1).contiguous().permute(0, 3, 1, 2)
-            if len(self._made) >= _SIZES:  # pictures and tiles come in ever new sizes
+            if len(self._made) >= _SIZES:  # pictures and tiles have many different sizes
                 self._made.clear()
             self._made[size] = made
         return made
@@ -236,7 +236,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class SmoothedAbs:
-    """φ_ν(t) = √(t² + ν²) − ν with one ν per filter; every result is a fresh tensor, differentiable in ν."""
+    """φ_ν(t) = √(t² + ν²) − ν with one ν per filter; every result is a new tensor, differentiable in ν."""
 
     nu: Tensor
 
@@ -258,7 +258,7 @@ class SmoothedAbs:
 
 
 class Potential(Protocol):
-    """A function of each response, even, with its derivative over t (the weights) and its second derivative."""
+    """An even function of each response, with its derivative divided by t (the weights) and its second derivative."""
 
     def potential(self, t: Tensor) -> Tensor: ...
 
@@ -269,14 +269,14 @@ class Potential(Protocol):
 
 @dataclass(frozen=True)
 class NormalForm:
-    """R = Σ_j Σ_p ψ_j(t) with the weights in the filters: t = (a_j c_j) ⋆ x; for `foe` ψ_j = φ with ν_j = a_j ν."""
+    """R = Σ_j Σ_p ψ_j(t) with the weights inside the filters: t = (a_j c_j) ⋆ x; for `foe` ψ_j = φ with ν_j = a_j ν."""
 
     bank: FilterBank
     of: Potential
 
 
 class Prepared(dict[str, Tensor]):
-    """θ with its normal form, which a solve asks for twice per iteration."""
+    """θ with its normal form, which a solve needs twice per iteration."""
 
     def __init__(self, theta: Theta, form: NormalForm) -> None:
         super().__init__(theta)
@@ -286,7 +286,7 @@ class Prepared(dict[str, Tensor]):
 def cosine_kernels(filters: int, channels: int, size: int) -> Tensor:
     """The first ``filters`` products of a cosine of the K×K patch, smoothest first, and a colour axis.
 
-    A bank larger than the basis repeats it; the weights and the data tell the copies apart.
+    A bank larger than the basis repeats it; training separates the copies.
     """
     pairs = sorted(
         ((i, j) for i in range(size) for j in range(size) if i + j > 0),

@@ -3,21 +3,21 @@
     z_1 = s(V_0 ⋆ x + b_0),   z_{k+1} = s(W_k ⋆ z_k + V_k ⋆ x + b_k),   R_θ(x) = e^{θ_0} Σ_p Σ_c (z_K)_{c,p} +
     (ρ/2)‖x‖²
 
-s(t) = log(1 + e^{βt})/β, a smooth ramp of sharpness β. The network is convex in x since s is convex and increasing
-and W_k = e^{θ} is positive; V_k has zero mean in each channel, since a regularizer should not depend on brightness
-(and a plain gradient step would see little else), and b_k is free. The image is mirrored at its border once, by what
-all layers see, so that z_K is as large as the image. Sums over pixels, not means: a weight means the same for images
-of every size.
+Here s(t) = log(1 + e^{βt})/β is a smooth ramp of sharpness β. The network is convex in x since s is convex and
+increasing and W_k = e^{θ} is positive; V_k has zero mean in each channel, since a regularizer should not depend on
+brightness (and a plain gradient step would see little else), and b_k is free. The image is mirrored at its border once,
+by the receptive field of all layers, so z_K is as large as the image. Sums over pixels, not means, make a weight
+independent of the size of images.
 
-At first V_0 holds finite differences in pairs of opposite signs, and s(t) + s(−t) is a smoothed absolute value:
-training starts near a `foe`, with a gradient of its size.
+Initially, V_0 contains finite differences in pairs of opposite signs, and s(t) + s(−t) is a smoothed absolute value:
+training starts near a `foe`, with gradients of similar size.
 
-Only the energy is written here; gradient, Hessian products and mixed derivatives come from autograd. No Lipschitz
-constant is known (products of layer norms are far too large), so that `agd` backtracks. With ρ > 0 accuracies are
-certified for every operator.
+Only the energy is implemented; gradient, Hessian products and mixed derivatives come from autograd. No Lipschitz
+constant is known (products of layer norms are far too large), so `agd` uses backtracking. With ρ > 0, accuracies
+are certified for every operator.
 
-When to choose it: if filters and potentials (`foe`, `crr`) are not expressive enough, and there is time for a
-network.
+When to choose it: if filters and potentials (`foe`, `crr`) are not expressive enough and the cost of a network is
+acceptable.
 
 References: Amos, Xu & Kolter, *Input convex neural networks*, ICML 2017; Mukherjee, Dittmer, Shumaylov, Lunz, Öktem &
 Schönlieb, *Learned convex regularizers for inverse problems*, 2020.
@@ -48,7 +48,7 @@ class InputConvexNetwork(Regularizer):
         kernel_size: side of the square kernels of all layers; odd.
         sharpness: β of the activation.
         weight: initial weight e^{θ_0}.
-        ridge: ρ, a strong convexity that is not learned.
+        ridge: ρ, a fixed strong convexity.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class InputConvexNetwork(Regularizer):
         ridge: Annotated[float, Ge(0)] = 0.0,
     ) -> None:
         if filters % 2:
-            raise ValueError(f"filters {filters} is odd; use an even number, they start in pairs")
+            raise ValueError(f"filters {filters} is odd; use an even number, since filters start in pairs")
         if kernel_size % 2 == 0:
             raise ValueError(
                 f"kernel_size {kernel_size} is even; use an odd number, so that kernels have a centre"
@@ -85,7 +85,7 @@ class InputConvexNetwork(Regularizer):
             "bias_0": torch.zeros(self.filters, dtype=torch.float64),
             "log_scale": torch.full((1,), math.log(self.weight), dtype=torch.float64),
         }
-        # Rows of W_k sum to about 1, so that depth does not change the scale; noise tells the channels apart.
+        # Rows of W_k sum to about 1, so depth does not change the scale; noise distinguishes the channels.
         mean = -math.log(self.filters * area)
         for k in range(1, self.layers):
             theta[f"log_weights_{k}"] = mean + 0.5 * normal(self.filters, self.filters, size, size)
@@ -118,7 +118,7 @@ class InputConvexNetwork(Regularizer):
         return self.project_gradient(theta)
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        """V_k keep a zero mean in each channel: a regularizer should not depend on brightness."""
+        """Keep the mean of V_k at zero in each channel: a regularizer should not depend on brightness."""
         return {
             name: part - part.mean((-2, -1), keepdim=True) if name.startswith("skip_") else part
             for name, part in gradient.items()
@@ -128,7 +128,7 @@ class InputConvexNetwork(Regularizer):
         return self.ridge
 
     def _field(self) -> int:
-        """Side of the square of pixels that an entry of z_K sees."""
+        """Side of the receptive field of an entry of z_K."""
         return self.layers * (self.kernel_size - 1) + 1
 
     def _ramp(self, t: Tensor) -> Tensor:

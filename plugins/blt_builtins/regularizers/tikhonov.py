@@ -2,10 +2,10 @@
 
     R_θ(x) = ½ e^{θ_0} ‖Dx‖²        D = ∇ (forward differences, none across the border) or D = I
 
-Quadratic, so that with a quadratic data term x̂ is linear in y, ∇²R does not depend on x, and its constants are exact:
+R is quadratic: with a quadratic data term x̂ is linear in y, ∇²R does not depend on x, and its constants are exact:
 ‖∇‖² = Σ over both axes of 4 sin²(π(n−1)/(2n)), the largest eigenvalue of the Laplacian of a line of n pixels.
 
-When to choose it: as a baseline with one parameter that blurs edges, to try out a new method where everything is known,
+When to choose it: as a baseline with one parameter that blurs edges, to test a new method where everything is known,
 or as the ridge (`of: identity`) that makes a singular problem strongly convex with a learned constant.
 
 Reference: Tikhonov & Arsenin, *Solutions of Ill-Posed Problems*, 1977.
@@ -29,7 +29,7 @@ class Tikhonov(Regularizer):
 
     Args:
         weight: initial weight e^{θ_0}.
-        of: what is squared: the gradient of the image, or the image itself.
+        of: the squared quantity: the gradient of the image, or the image itself.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Tikhonov(Regularizer):
         return theta["log_weight"].exp() * product.flatten(1).sum(1)
 
     def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        # R is e^{θ_0} times what does not depend on θ.
+        # R is e^{θ_0} times a term that does not depend on θ.
         return {"log_weight": self.pairing(theta, x, q).unsqueeze(1)}
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
@@ -89,7 +89,7 @@ class Tikhonov(Regularizer):
 
 
 class _Hessian:
-    """v ↦ e^{θ_0} DᵀD v, the same at every x, hence for every selection of samples."""
+    """v ↦ e^{θ_0} DᵀD v, the same for every x and hence for every selection of samples."""
 
     def __init__(self, regularizer: Tikhonov, theta: Theta) -> None:
         self.regularizer = regularizer

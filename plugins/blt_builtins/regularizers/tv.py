@@ -2,10 +2,10 @@
 
     R_θ(x) = e^{θ_0} Σ_p (√(|Dx|_p² + ν²) − ν),        |Dx|_p² = Σ_c (∂_h x_c)_p² + (∂_v x_c)_p²
 
-Forward differences, none across the border. With `channels: joint` the edges of all channels are coupled
-(vectorial TV), with `separate` each channel has its own sum. Parameters: log-weight θ_0 and log ν.
+Forward differences, none across the border. With `channels: joint`, the edges of all channels are coupled
+(vectorial TV); with `separate`, each channel has its own sum. Parameters: log-weight θ_0 and log ν.
 
-When to choose it: the classical baseline, two parameters, no training data to speak of.
+When to choose it: as the classical baseline; its two parameters need hardly any training data.
 
 References: Rudin, Osher & Fatemi, *Nonlinear total variation based noise removal algorithms*, Physica D 1992;
 Blomgren & Chan, *Color TV*, IEEE TIP 1998.

@@ -2,34 +2,34 @@
 
     R_θ(x) = Σ_j a_j Σ_p [φ_{ν_j}(t) − β_j φ_{ω_j}(t)],     t = (c_j ⋆ x)_p,   φ_ν(t) = √(t² + ν²) − ν
 
-with a_j = e^{θ_0 + θ_j}. The absolute value of `foe` pulls at a strong edge as hard as at a weak one. Here the slope
-falls from a_j to (1 − β_j) a_j once a response exceeds ω_j: edges are kept, flat parts are smoothed harder. R is no
-longer convex, but not by much: with e_j the largest curvature of the concave part, ∇²R ⪰ −ρ with
+with a_j = e^{θ_0 + θ_j}. The absolute value in `foe` penalises strong edges as steeply as weak ones. Here the slope
+falls from a_j to (1 − β_j) a_j once a response exceeds ω_j: edges are preserved, and flat regions are smoothed more. R
+is only weakly convex: with e_j the largest curvature of the concave part, ∇²R ⪰ −ρ with
 ρ ≤ ‖Σ_j e_j C_jᵀC_j‖. The filters share the curvature that is available,
 
     e_j = ρ_0 s_j / ‖Σ_i s_i C_iᵀC_i‖,        s_j = e^{θ'_j},   ρ_0 < 1
 
-the norm being that inside an image, away from its border; derivatives in θ include it. Any θ is admissible, apart from
-the zero means of the kernels, which are a linear constraint: the part of the slope that is lost is a logistic function,
-and the widths follow from it and from the parameters λ_j and n_j > 0,
+where the norm is that in the interior of an image, away from its border; derivatives in θ include it. Every θ is
+admissible, apart from the linear constraint that kernels have zero mean: the fraction of the slope that is lost is a
+logistic function, and the widths follow from it and from the parameters λ_j and n_j > 0,
 
     β_j = 0.9999/(1 + e^{−8λ_j}),       ω_j = β_j a_j / e_j,       1/ν_j² = 1/n_j² + 1/ω_j²
 
-so that β_j < 1 and ν_j < ω_j always hold, with ν_j ≈ n_j where n_j is much smaller than ω_j. The norm has no derivative
+so β_j < 1 and ν_j < ω_j always hold, with ν_j ≈ n_j where n_j is much smaller than ω_j. The norm has no derivative
 where several frequencies attain it, as with symmetric kernels; the initial kernels are therefore slightly perturbed.
 
-What is guaranteed: with a `periodic`, `zero` or `valid` border and a data term with AᵀA ⪰ 1, as in denoising, the lower
-level is (1 − ρ_0)-strongly convex and has one minimiser, and accuracies are certified. What is not: with a mirrored
-border, the default, ‖Σ_j e_j C_jᵀC_j‖ may exceed ρ_0. The bound in use there is up to four times ρ_0; where it passes
-1, neither strong convexity nor a single minimiser is guaranteed, and accuracies are estimated. (For the shipped models
-the norm is at least 1.07 to 1.24, and the bound about 3.4.) For an operator with a null space (deblurring, inpainting)
-nothing is guaranteed, and Hessian products may meet negative curvature.
+Guarantees: with a `periodic`, `zero` or `valid` border and a data term with AᵀA ⪰ 1, as in denoising, the lower level
+is (1 − ρ_0)-strongly convex and has a unique minimiser, and accuracies are certified. With a mirrored border, the
+default, ‖Σ_j e_j C_jᵀC_j‖ may exceed ρ_0. The bound used there is up to four times ρ_0; if it exceeds 1, neither strong
+convexity nor a unique minimiser is guaranteed, and accuracies are estimated. (For the shipped models the norm is at
+least 1.07 to 1.24, and the bound about 3.4.) For an operator with a null space (deblurring, inpainting) nothing is
+guaranteed, and the Hessian may have negative curvature.
 
-√(s + ν²) − β√(s + ω²) is concave in s = t², so `mm` has its majorant weights a(1/√(t² + ν²) − β/√(t² + ω²)) > 0. Third
-derivatives are not bounded here: error bounds of hypergradients are estimated.
+√(s + ν²) − β√(s + ω²) is concave in s = t², so `mm` has its majorant weights a(1/√(t² + ν²) − β/√(t² + ω²)) > 0. No
+bound on third derivatives is implemented, so error bounds of hypergradients are estimated.
 
-When to choose it: denoising, where it is ahead of every convex choice here. The lower level is less strongly convex
-than with `foe`, so that a solve takes more iterations.
+When to choose it: denoising, where it is more accurate than every convex regularizer here. The lower level is less
+strongly convex than with `foe`, so a solve takes more iterations.
 
 References: Goujon, Neumayer & Unser, *Learning weakly convex regularizers for convergent image-reconstruction
 algorithms*, SIAM J. Imaging Sci. 2024; Lanza, Morigi, Selesnick & Sgallari, *Sparsity-inducing nonconvex nonseparable
@@ -51,13 +51,13 @@ from blt_builtins.regularizers.filters import Boundary, norm_bound
 from blt_builtins.regularizers.foe import FieldOfExperts, NormalForm, Planes, SmoothedAbs, amplitudes
 from bltoolbox.plugin import Potentials, Regularizer, Theta
 
-#: The supremum of β_j: the little slope that is left keeps majorant weights positive in float32, too.
+#: The supremum of β_j: the small remaining slope keeps majorant weights positive in float32, too.
 _LOST = 0.9999
 #: A gradient step in λ_j changes β_j as fast as other steps change their parameters; with 1, training lags behind.
 _STEEPNESS = 8.0
 #: Standard deviation of the noise on the coordinates of the initial kernels.
 _ASYMMETRY = 0.01
-#: How near a limit of the parameters the values of former files are put.
+#: Distance from the limits of the parameters at which values of older files are placed.
 _CLOSE = 1e-9
 
 
@@ -67,17 +67,17 @@ class WeaklyConvexExperts(FieldOfExperts):
     Args:
         filters: number J of filters.
         kernel_size: side K of the square kernels.
-        boundary: what the filters see beyond the border: nothing, as they are applied only where they fit
+        boundary: what the filters see beyond the border: nothing, since they are applied only where they fit
             (`valid`), zeros, the opposite border, or the mirrored image (`symmetric`).
         nu: initial smoothing ν of every filter.
         weight: initial weight a_j of a filter of unit norm.
-        flattening: initial β_j, the part of its slope that a potential loses for large responses.
-        curvature: ρ_0, how far from convex R is; below 1, so that denoising stays strongly convex.
+        flattening: initial β_j, the fraction of its slope that a potential loses for large responses.
+        curvature: ρ_0, the negative curvature allowed for R; below 1, so that denoising stays strongly convex.
         start: initial kernels: finite differences in the colour axes, the smoothest cosines, or Gaussian noise.
     """
 
     convex: ClassVar[bool] = False
-    # What `foe` knows of its own potentials does not hold for these.
+    # The constants of `foe` do not hold for these potentials.
     pairing_gradients = Regularizer.pairing_gradients
     constants = Regularizer.constants
 
@@ -98,7 +98,7 @@ class WeaklyConvexExperts(FieldOfExperts):
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         theta = super().init_params(shape, generator)
-        # Symmetric kernels reach their norm at several frequencies at once, where it has no derivative.
+        # Symmetric kernels attain their norm at several frequencies at once, where it has no derivative.
         noise = torch.randn(theta["kernels"].shape, dtype=torch.float64, generator=generator)
         theta["kernels"] = theta["kernels"] + _ASYMMETRY * noise
         theta["log_shares"] = torch.zeros(self.filters, dtype=torch.float64)
@@ -106,14 +106,14 @@ class WeaklyConvexExperts(FieldOfExperts):
         return self.project(theta)
 
     def upgrade(self, theta: Theta) -> dict[str, Tensor]:
-        """From files that store log ω_j, and log ν_j as it is used."""
+        """Convert θ of older files, which store log ω_j and the log ν_j of the potential itself."""
         if "log_omega" not in theta:
             return dict(theta)
         exact = {name: value.double() for name, value in theta.items()}
         log_omega = exact.pop("log_omega")
         lost = (log_omega - self._log_largest_omega(exact)).exp()
         ratio = (2 * (exact["log_smoothing"] - log_omega)).exp()
-        # Such files may have ν = ω, which is a limit now.
+        # Such files may have ν = ω, which is now a limit.
         exact["logit_flattening"] = _logit(lost)
         exact["log_smoothing"] = exact["log_smoothing"] - (1 - ratio).clamp_min(_CLOSE).log() / 2
         return {name: value.to(theta["log_omega"]) for name, value in exact.items()}
@@ -140,7 +140,7 @@ class WeaklyConvexExperts(FieldOfExperts):
         return self.curvature * shares / norm_bound(self.kernels(theta), shares, "periodic")
 
     def _log_largest_omega(self, theta: Theta) -> Tensor:
-        """log(a_j/e_j), where all slope would be lost."""
+        """log(a_j/e_j), the width at which all slope would be lost."""
         return theta["log_scale"] + theta["log_weights"] - self._curvatures(theta).log()
 
     def _lost(self, theta: Theta) -> Tensor:
@@ -160,13 +160,13 @@ class WeaklyConvexExperts(FieldOfExperts):
 
 
 def _logit(lost: Tensor) -> Tensor:
-    """λ_j where the part β_j of the slope is to be lost."""
+    """The λ_j for which the fraction β_j of the slope is lost."""
     return (lost / _LOST).clamp_max(1 - _CLOSE).logit() / _STEEPNESS
 
 
 @dataclass(frozen=True)
 class _Flattening:
-    """φ_ν − β φ_ω, β the part of the slope that is lost."""
+    """φ_ν − β φ_ω, where β is the fraction of the slope that is lost."""
 
     near: SmoothedAbs
     far: SmoothedAbs

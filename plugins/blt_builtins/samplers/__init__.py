@@ -31,6 +31,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "sampler",
+            "importance",
+            "blt_builtins.samplers.importance:Importance",
+            "Draws more often the samples with a large loss or gradient; unbiased, with replacement.",
+        ),
+        Component(
+            "sampler",
             "full",
             "blt_builtins.samplers.full:Full",
             "All samples at every step; for MAID and for small data sets.",

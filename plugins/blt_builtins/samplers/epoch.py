@@ -1,8 +1,8 @@
-"""Random reshuffling: every sample once an epoch, in batches of `size`.
+"""Random reshuffling: every sample once per epoch, in batches of `size`.
 
     v_i = m/|batch| for i in the batch, else 0
 
-E[v_i] = 1 at each step, also at a short last batch, whose weights are larger.
+E[v_i] = 1 at each step, including a shorter last batch, whose weights are larger.
 
 When to choose it: the default for mini-batch training; less variance over an epoch than independent draws.
 
@@ -22,10 +22,10 @@ from bltoolbox.plugin import Batch, Sampler, keyed_generator
 
 
 class Epoch(Sampler):
-    """Every sample once an epoch, in random order.
+    """Every sample once per epoch, in random order.
 
     Args:
-        size: samples in a batch.
+        size: samples per batch.
     """
 
     def __init__(self, size: Annotated[int, Gt(0)] = 32) -> None:

@@ -2,7 +2,8 @@
 
     P(i in B) = p = S/m,        v_i = 1/p for i in B, else 0
 
-S is the expected batch size. An empty draw is a zero step and is not redrawn: redrawing would bias E[v_i].
+S is the expected batch size. An empty draw gives a zero step (apart from a penalty) and is not repeated: redrawing
+would bias E[v_i].
 
 When to choose it: the sampling of the theory with independent v_i; batch sizes vary.
 
@@ -25,7 +26,7 @@ class Independent(Sampler):
     """Each sample independently with the same probability.
 
     Args:
-        size: expected number of samples in a batch.
+        size: expected number of samples per batch.
     """
 
     def __init__(self, size: Annotated[float, Gt(0)] = 32.0) -> None:

@@ -23,7 +23,7 @@ class Nice(Sampler):
     """A uniformly random subset at each step.
 
     Args:
-        size: samples in a batch.
+        size: samples per batch.
     """
 
     def __init__(self, size: Annotated[int, Gt(0)] = 32) -> None:

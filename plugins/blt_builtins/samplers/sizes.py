@@ -1,4 +1,4 @@
-"""What samplers have in common: a batch is not larger than the data."""
+"""A check that samplers share: a batch must not be larger than the data set."""
 
 from __future__ import annotations
 

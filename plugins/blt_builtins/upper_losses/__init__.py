@@ -1,4 +1,4 @@
-"""Upper losses: what makes a reconstruction good."""
+"""Upper losses: the quality of a reconstruction."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     g(x; x*) = Σ_p √(r_p² + δ²) − δ,   r = x − x*,        ∇g = r/√(r² + δ²),   L_g = 1/δ
 
-When to choose it: where a few pixels (edges, defects in the truth) should not dominate what is learned.
+When to choose it: where a few pixels (edges, defects in the truth) should not dominate training.
 
 Reference: Calatroni, Cao, De los Reyes, Schönlieb & Valkonen, *Bilevel approaches for learning of variational imaging
 models*, 2017.
@@ -25,7 +25,7 @@ class HuberLoss(UpperLoss):
     """Smoothed absolute error.
 
     Args:
-        delta: δ, where an error begins to count linearly.
+        delta: δ, the size of errors above which they count linearly.
     """
 
     def __init__(self, delta: Annotated[float, Gt(0)] = 0.1) -> None:

@@ -25,7 +25,7 @@ class SquaredError(UpperLoss):
     """The squared distance to the true image.
 
     Args:
-        scale: s, by which the loss is multiplied; steps and accuracies of the upper level scale with it.
+        scale: factor s of the loss; steps and accuracies of the upper level scale with it.
     """
 
     def __init__(self, scale: Annotated[float, Gt(0)] = 1.0) -> None:

@@ -4,11 +4,11 @@
     (2μ_x μ_* + c₁)(2σ_x* + c₂) / ((μ_x² + μ_*² + c₁)(σ_x² + σ_*² + c₂))
 
 with means, variances and covariances in an 11×11 Gaussian window (σ = 1.5) where it fits, c₁ = (0.01 R)²,
-c₂ = (0.03 R)² for values of range R: the metric that is reported. Not convex, and no Lipschitz constant of its gradient
-is known: bounds of values are estimated.
+c₂ = (0.03 R)² for values of range R: the same SSIM as the reported metric. The loss is not convex, and no Lipschitz
+constant of its gradient is known, so bounds on values are estimated.
 
-When to choose it: where texture and contrast matter more than the squared error. Values are means, not sums, of about
-the size 0.1: accuracies and steps differ from those of `squared-error` by orders of magnitude; leave them to `auto`.
+When to choose it: where texture and contrast matter more than the squared error. Values are means, not sums, of
+about 0.1, so accuracies and steps differ from those of `squared-error` by orders of magnitude; set them to `auto`.
 
 Reference: Wang, Bovik, Sheikh & Simoncelli, *Image quality assessment: from error visibility to structural similarity*,
 IEEE TIP 2004.

@@ -1,4 +1,4 @@
-"""What losses compare with."""
+"""The images that losses compare with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bltoolbox.plugin import Sample
 
 
 def target_of(sample: Sample, name: str) -> Tensor:
-    """The target of a sample, else its true images; a sentence where it has neither."""
+    """The target of a sample, else its true images; an error if it has neither."""
     target = sample.truth if sample.target is None else sample.target
     if target is None:
         raise ValueError(

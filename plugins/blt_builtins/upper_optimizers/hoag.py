@@ -1,21 +1,21 @@
-"""HOAG: gradient descent on ever more accurate hypergradients, the step adapted to the decrease that they allow to see.
+"""HOAG: gradient descent on increasingly accurate hypergradients, with a step adapted to the observed decrease.
 
     ε_k = ε_0 q^k  (geometric),   ε_0/(k+1)²  (quadratic)   or   ε_0/(k+1)³  (cubic),        δ_k likewise
-    θ⁺ = Π(θ_k − α z_k),   accepted when
+    θ⁺ = Π(θ_k − α z_k),   accepted if
 
     F⁺ ≤ F_k + (E_k + E⁺) + s ε_k‖θ⁺ − θ_k‖ − ½‖θ⁺ − θ_k‖²/α
 
-F_k = g(x̃_k), F⁺ = g(x̃⁺) at ε_{k+1}, E = ‖∇g(x̃)‖ε + (L_g/2)ε² with the accuracies achieved (estimated where no strong
-convexity is known): the allowance E is what an inexact value can hide, s ε_k‖θ⁺ − θ_k‖ what an inexact z can, s the
-`loss_scale`. An accepted step makes the next one longer, a refused one
-is tried again shorter. The ε_k are summable, and so are the increases that may slip through. (`maid` turns the same
-inequality round: it accepts only what is certain to decrease, and chooses ε itself.) The paper has constants in place
-of E, which the oracle knows.
+Here F_k = g(x̃_k), F⁺ = g(x̃⁺) at ε_{k+1}, and E = ‖∇g(x̃)‖ε + (L_g/2)ε² with the accuracies achieved (estimated where
+no strong convexity is known): E is the error that an inexact value can hide, and s ε_k‖θ⁺ − θ_k‖ the error that an
+inexact z can hide, where s is the `loss_scale`. After an accepted step the next one is longer; a rejected step is
+retried shorter. The ε_k are summable, and so are the increases that may go unnoticed. (`maid` reverses the inequality:
+it accepts only steps that are certain to decrease f, and chooses ε itself.) The paper uses constants instead of E,
+which the oracle knows.
 
-Where the lower level has met the floor of the dtype, the sequence stops shrinking.
+Once the lower level has reached the floor of the dtype, the sequence stops shrinking.
 
-When to choose it: few parameters, all data at each step (sampler `full`), no error bounds to be had from the
-hypergradient (`unrolled`, `one-step`). Where they are, `maid` needs no sequence of accuracies.
+When to choose it: few parameters, all data at each step (sampler `full`), and a hypergradient without error bounds
+(`unrolled`, `one-step`). With error bounds, use `maid`, which needs no sequence of accuracies.
 
 Reference: Pedregosa, *Hyperparameter optimization with approximate gradient*, ICML 2016.
 """
@@ -53,13 +53,13 @@ class HOAG(UpperOptimizer):
     Args:
         step: α_0, the first step length tried.
         tol: ε_0, accuracy of the lower level as a distance to the exact minimiser.
-        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; the same number as `tol` unless
-            given.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; by default the same number as
+            `tol`.
         decay: how the accuracies tighten from step to step.
         ratio: q of the geometric decay.
-        grow: by which an accepted step is lengthened for the next.
-        shrink: by which a refused one is shortened.
-        trials: step lengths tried before θ is left where it is until the accuracies are tighter.
+        grow: factor by which the step grows after it is accepted.
+        shrink: factor by which a rejected step is shortened.
+        trials: step lengths tried before θ is left unchanged until the accuracies are tighter.
     """
 
     full_batch = True
@@ -94,9 +94,16 @@ class HOAG(UpperOptimizer):
         result = oracle.hypergradient(theta, Accuracy(tol), Accuracy(adjoint_tol))
         metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient)
         if reason := _exhausted(theta, result, alpha):
-            return Step(dict(theta), dict(state), result.value.value, metrics, finished=reason)
+            return Step(
+                dict(theta),
+                dict(state),
+                result.value.value,
+                metrics,
+                finished=reason,
+                penalty=result.value.penalty,
+            )
         before = result.value if result.value.certified else oracle.value(theta, Accuracy(tol), bound=True)
-        # Below the floor of the dtype a tighter tolerance costs much and gives nothing.
+        # Below the floor of the dtype, a tighter tolerance is expensive and gains nothing.
         k = k if _at_floor(result) else k + 1
         next_tol = self._accuracy(self.tol, k)
         for trial in range(self.trials):
@@ -105,10 +112,12 @@ class HOAG(UpperOptimizer):
             if _decreased(theta, moved, before, value, tol * result.loss_scale, alpha):
                 oracle.accept(value)
                 metrics |= {"step_size": alpha, "trials": trial + 1}
-                return Step(moved, {"k": k, "alpha": self.grow * alpha}, value.value, metrics)
+                after = {"k": k, "alpha": self.grow * alpha}
+                return Step(moved, after, value.value, metrics, penalty=value.penalty)
             alpha *= self.shrink
         metrics |= {"step_size": 0.0, "trials": self.trials}
-        return Step(dict(theta), {"k": k, "alpha": alpha}, result.value.value, metrics)
+        after = {"k": k, "alpha": alpha}
+        return Step(dict(theta), after, result.value.value, metrics, penalty=result.value.penalty)
 
     def _accuracy(self, first: float, k: int) -> float:
         if self.decay == "geometric":
@@ -119,21 +128,21 @@ class HOAG(UpperOptimizer):
 def _decreased(
     theta: Theta, moved: Mapping[str, Tensor], before: Value, after: Value, error: float, alpha: float
 ) -> bool:
-    """The decrease is enough, up to what the tolerances can hide; ``error`` is that of z."""
+    """Whether the decrease suffices, up to what the tolerances can hide; ``error`` is that of z."""
     distance = theta_norm(moved[name] - value for name, value in theta.items())
-    # Where h is not convex no value has an allowance: then the decrease must be seen.
+    # If h is not convex, the errors of values are unknown: then the decrease itself must be observed.
     allowances = [value.upper - value.value for value in (before, after) if math.isfinite(value.upper)]
     hidden = sum(allowances) + error * distance
     return after.value <= before.value + hidden - 0.5 * distance**2 / alpha
 
 
 def _at_floor(result: HypergradientResult) -> bool:
-    """Whether the lower level could not meet its tolerance; what an estimator leaves out by design does not count."""
+    """Whether the lower level could not reach its tolerance; the bias of an estimator does not count."""
     return Status.STALLED.name.lower() in result.value.short
 
 
 def _exhausted(theta: Theta, result: HypergradientResult, alpha: float) -> str | None:
-    """Why no further step can help, if so."""
+    """Why no further step can help, or None."""
     length = theta_norm(result.gradient.values())
     if length == 0 and _at_floor(result):
         return "converged: the hypergradient is zero"

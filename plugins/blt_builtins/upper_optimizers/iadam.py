@@ -1,17 +1,17 @@
-"""Inexact Adam: ISGD's hypergradient at ISGD's accuracies, each parameter with a step of its own scale.
+"""Inexact Adam: the hypergradient and accuracies of ISGD, with a separate step scale for each parameter.
 
     m ← β₁m + (1−β₁)z,   v ← β₂v + (1−β₂)z²,        θ⁺ = Π(θ − α_k m̂/(√v̂ + ϵ)),   m̂ = m/(1−β₁ᵗ),  v̂ = v/(1−β₂ᵗ)
     α_k = α_0 (k+1)^{−a},   ε_k = ε_0 (k+1)^{−b},   δ_k = δ_0 (k+1)^{−b}
 
-z = z_{v_k}(θ_k) is the hypergradient of the sampled objective, the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the
-adjoint system to a residual δ_k; t counts the z that were not zero. Kernels, log-weights and smoothing have gradients
-of very different size, which the division evens out.
+z = z_{v_k}(θ_k) is the hypergradient of the sampled objective, with the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the
+adjoint system to a residual δ_k; t counts the non-zero z. Kernels, log-weights and smoothing have gradients of very
+different sizes, which the division balances.
 
-A z that is zero throughout, as of an empty batch, moves nothing: neither θ, which would drift on momentum through
-uninformative draws, nor m, v and t, which would shrink z for the others. Only the schedules advance.
+If all of z is zero, as for an empty batch, θ does not move, since it would drift on momentum through uninformative
+draws, and m, v and t do not change, since they would shrink later z. Only the schedules advance.
 
-When to choose it: regularizers whose parameters are of different kinds (`foe`), mini-batches, little patience for
-tuning the step. Unlike ISGD it has no convergence theory for inexact z; `step_decay: 0.5` calms its end.
+When to choose it: regularizers with parameters of different kinds (`foe`), mini-batches, and little time to tune the
+step. Unlike ISGD, it has no convergence theory for inexact z; `step_decay: 0.5` reduces oscillations at the end.
 
 References: Kingma & Ba, *Adam: a method for stochastic optimization*, ICLR 2015; Salehi, Mukherjee, Roberts &
 Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024.
@@ -36,16 +36,16 @@ class IAdam(UpperOptimizer):
     """Inexact Adam.
 
     Args:
-        step: α_0; about the distance a parameter travels in one step.
+        step: α_0; about the distance that a parameter moves in one step.
         step_decay: exponent a of the step; 0 is a fixed step.
-        beta1: β₁, the memory of the mean of z.
-        beta2: β₂, the memory of its square.
+        beta1: β₁, the decay of the mean of z.
+        beta2: β₂, the decay of the mean of its square.
         epsilon: ϵ, the size below which a gradient counts as zero, times `loss_scale`.
-        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
-            lower level moves at θ_0.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of the
+            distance that the lower level moves at θ_0.
         tol_decay: exponent b of the accuracies.
-        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
-            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; by default the same number as `tol`,
+            or 2 % of the right-hand side at θ_0 if `tol` is `auto`.
     """
 
     def __init__(
@@ -77,15 +77,16 @@ class IAdam(UpperOptimizer):
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
-        result, k = sampled.result, state["k"]
+        result, value, k = sampled.result, sampled.result.value, state["k"]
         alpha = state["shrunk"] * power_decay(self.step_size, self.step_decay, k)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient)
         after = sampled.state | {"k": k + 1}
         if metrics["gradient_norm"] == 0:
-            return Step(dict(theta), after, result.value.value, metrics)
+            return Step(dict(theta), after, value.value, metrics, penalty=value.penalty)
         after |= self._moments(result.gradient, state)
         direction = self._direction(theta, after, self.epsilon * result.loss_scale)
-        return Step(descend(oracle, theta, direction, alpha), after, result.value.value, metrics)
+        moved = descend(oracle, theta, direction, alpha)
+        return Step(moved, after, value.value, metrics, penalty=value.penalty)
 
     def _moments(self, z: Theta, state: Mapping[str, Any]) -> dict[str, Any]:
         after: dict[str, Any] = {"t": state["t"] + 1}

@@ -2,11 +2,11 @@
 
     θ_{k+1} = θ_k − α_k z_{v_k}(θ_k),        α_k = α_0 (k+1)^{−a},   ε_k = ε_0 (k+1)^{−b},   δ_k = δ_0 (k+1)^{−b}
 
-z_v is the hypergradient of the sampled objective, the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the adjoint
+z_v is the hypergradient of the sampled objective, with the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the adjoint
 system to a residual δ_k. a = 0 is the paper's fixed step, a = ½ its decreasing one; b > ½ makes Σ ε_k² finite
 and drives the bias to zero.
 
-When to choose it: large data sets; ahead of full-batch methods from the first epoch on.
+When to choose it: large data sets, where it is ahead of full-batch methods from the first epoch.
 
 Reference: Salehi, Mukherjee, Roberts & Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024.
 """
@@ -33,13 +33,13 @@ class ISGD(UpperOptimizer):
     """Inexact stochastic gradient descent.
 
     Args:
-        step: α_0; `auto` is found by a line search on the first batch.
+        step: α_0; `auto` finds it by a line search on the first batch.
         step_decay: exponent a of the step; 0 is a fixed step, 0.5 the paper's decreasing one.
-        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
-            lower level moves at θ_0.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of the
+            distance that the lower level moves at θ_0.
         tol_decay: exponent b of the accuracies.
-        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
-            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; by default the same number as `tol`,
+            or 2 % of the right-hand side at θ_0 if `tol` is `auto`.
     """
 
     def __init__(
@@ -70,4 +70,5 @@ class ISGD(UpperOptimizer):
         alpha = after["shrunk"] * power_decay(after["step"], self.step_decay, k)
         moved = descend(oracle, theta, result.gradient, alpha)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient)
-        return Step(moved, after | {"k": k + 1}, result.value.value, metrics)
+        after |= {"k": k + 1}
+        return Step(moved, after, result.value.value, metrics, penalty=result.value.penalty)

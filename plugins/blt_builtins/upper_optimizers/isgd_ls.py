@@ -1,23 +1,23 @@
-"""Inexact stochastic gradient descent that finds its step length by itself.
+"""Inexact stochastic gradient descent that measures its step length.
 
     θ_{k+1} = Π(θ_k − α_k z_{v_k}(θ_k)),        r(α) = (f_v(θ_k) − f_v(θ_k − αz)) / (α‖z‖²)
 
-r is what a step gains of what z promises, measured on the batch that z comes from. On a quadratic it falls linearly,
-from 1 for a vanishing step over ½ for the best one to 0 for one that gains nothing, so one measurement tells whether
-to lengthen or to shorten. It is taken at the first steps, every few steps after them, and whenever a step would lead
-further than the last one measured (the curvature of f grows along the way): α is doubled if r > `high`, halved while
-r < `low`, and kept in between. Other steps are those of ISGD, at no extra cost.
+r is the actual decrease of a step divided by the decrease that z predicts, measured on the batch of z. On a quadratic
+it falls linearly, from 1 for a vanishing step through ½ for the best step to 0 for a step that gains nothing, so one
+measurement shows whether to lengthen or shorten the step. It is taken at the first steps, at regular intervals after
+that, and whenever a step would go further than the last one measured (the curvature of f grows along the way): α is
+doubled if r > `high`, halved while r < `low`, and kept in between. All other steps are those of ISGD, at no extra cost.
 
-Values of f_v are inexact, too: both sides are solved to the accuracy `value_tol`·ε_k from the same warm starts. A
-first step that promises less than such values can tell is lengthened tenfold unseen, one that promises more than a
-quarter of the loss is cut to that, and then it is doubled or halved as often as it takes: a first step wrong by
-orders of magnitude costs a few solves and not a run.
+Values of f_v are inexact, too: both are solved to the accuracy `value_tol`·ε_k from the same warm starts. A first step
+whose predicted decrease is smaller than the error of such values is lengthened tenfold without a measurement; one that
+predicts more than a quarter of the loss is shortened to that. Then it is doubled or halved as often as necessary: a
+first step that is wrong by orders of magnitude costs a few solves, not a run.
 
-When to choose it: mini-batches, and no idea of the step length. A tuned `isgd` does as well, and no better.
+When to choose it: mini-batches with an unknown step length. A tuned `isgd` is as good, but not better.
 
 References: Vaswani et al., *Painless stochastic gradient: interpolation, line-search, and convergence rates*, NeurIPS
-2019; Salehi, Mukherjee, Roberts & Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024, which names
-an adaptive step as its open question.
+2019; Salehi, Mukherjee, Roberts & Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024, which
+leaves an adaptive step as an open question.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Step, Theta,
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 
-#: Steps measured at the beginning, and trials of one measurement.
+#: Number of steps measured at the beginning, and of trials per measurement.
 _FIRST, _TRIALS = 3, 40
-#: The part of the loss below which a promise cannot be told from the inexactness of the values.
+#: The fraction of the loss below which a predicted decrease is hidden by the error of the values.
 _UNSEEN = 1e-3
-#: A step longer than this times the last one measured is measured, too.
+#: A step is also measured if it is longer than this times the last one measured.
 _FAR = 1.5
 
 
@@ -44,16 +44,16 @@ class ISGDLineSearch(UpperOptimizer):
     """Inexact stochastic gradient descent with a measured step.
 
     Args:
-        step: α_0, the first step length tried; a bad one costs a few trials.
+        step: α_0, the first step length tried; a poor choice costs a few trials.
         every: steps between two measurements of the step length.
-        low: the part of its promise below which a step is halved.
-        high: the part of its promise above which a step is doubled.
-        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
-            lower level moves at θ_0.
+        low: the fraction of the predicted decrease below which a step is halved.
+        high: the fraction of the predicted decrease above which a step is doubled.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of the
+            distance that the lower level moves at θ_0.
         tol_decay: exponent b of the accuracies.
-        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
-            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
-        value_tol: accuracy of the values that steps are measured by, as a part of ε_k.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; by default the same number as `tol`,
+            or 2 % of the right-hand side at θ_0 if `tol` is `auto`.
+        value_tol: accuracy of the values with which steps are measured, as a fraction of ε_k.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class ISGDLineSearch(UpperOptimizer):
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
-        z, after, k = sampled.result.gradient, sampled.state, state["k"]
+        z, value, after, k = sampled.result.gradient, sampled.result.value, sampled.state, state["k"]
         length, trials = theta_norm(z.values()), 0
-        if length == 0:  # an empty draw says nothing about the step either
+        if length == 0:  # an empty draw gives no information about the step
             metrics = step_metrics(0.0, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
-            return Step(dict(theta), after | {"k": k + 1}, sampled.result.value.value, metrics)
+            return Step(dict(theta), after | {"k": k + 1}, value.value, metrics, penalty=value.penalty)
         first = "reach" not in after
         alpha = self._first(theta, sampled.result) if first else after["step"]
         if first or k < _FIRST or k % self.every == 0 or alpha * length > _FAR * after["reach"]:
@@ -99,23 +99,24 @@ class ISGDLineSearch(UpperOptimizer):
             after["reach"] = alpha * length
         moved = descend(oracle, theta, z, alpha)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
-        return Step(moved, after | {"k": k + 1, "step": alpha}, sampled.result.value.value, metrics)
+        after |= {"k": k + 1, "step": alpha}
+        return Step(moved, after, value.value, metrics, penalty=value.penalty)
 
     def _first(self, theta: Theta, result: HypergradientResult) -> float:
-        """α_0, limited to what `auto` would try: at a distant θ, one value may cost more than a run."""
+        """α_0, limited to the step that `auto` would try: at a distant θ, one value may cost more than a run."""
         safe = first_step("auto", theta, result)
         return safe if self.step_size == "auto" else min(self.step_size, safe)
 
     def _measure(
         self, theta: Theta, oracle: Oracle, z: Theta, alpha: float, tol: float, first: bool
     ) -> tuple[float, int]:
-        """A step length that keeps a fair part of its promise, and how many values were asked for.
+        """A step length that achieves enough of its predicted decrease, and the number of values computed.
 
-        The first is searched for; later ones are doubled once at most, so that one lucky batch does no harm.
+        The first step is searched for; later ones are doubled at most once, to limit the effect of a single batch.
         """
         slope = theta_norm(z.values()) ** 2
         base = oracle.value(theta, Accuracy(tol)).value
-        while first and alpha * slope < _UNSEEN * base:
+        while first and alpha * slope < _UNSEEN * abs(base):
             alpha *= 10
         last = 0
         for trial in range(1, _TRIALS + 1):
@@ -124,7 +125,7 @@ class ISGDLineSearch(UpperOptimizer):
             )
             wish = -1 if gain < self.low else 1 if gain > self.high and (first or last == 0) else 0
             if wish == 0 or wish == -last:
-                # After a turn the shorter of the two neighbours, whose gain is the high one.
+                # After a change of direction, take the shorter of the two neighbours, which has the higher gain.
                 return alpha if wish >= 0 else alpha / 2, trial + 1
             alpha *= 2.0**wish
             last = wish

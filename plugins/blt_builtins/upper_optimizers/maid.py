@@ -1,16 +1,15 @@
-"""MAID, the method of adaptive inexact descent: accuracy and step length chosen by what the current step needs.
+"""MAID, the method of adaptive inexact descent, which chooses the accuracy and length of each step.
 
     1. compute z with an error bound ω at accuracies (ε, δ); while ω > (1−η)‖z‖ tighten (ε, δ) by ρ_a
-    2. for α = α_k, ρα_k, ρ²α_k, … (N trials): θ⁺ = Π(θ − αz); accept when  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α
-    3. none accepted: tighten (ε, δ), N ← N + 1, back to 1; accepted: lengthen α, loosen (ε, δ), N back to its start
+    2. for α = α_k, ρα_k, ρ²α_k, … (N trials): θ⁺ = Π(θ − αz); accept if  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α
+    3. if none is accepted: tighten (ε, δ), N ← N + 1, go to 1; otherwise: lengthen α, loosen (ε, δ), reset N
 
 F⁺ = g(x̃⁺) + ‖∇g(x̃⁺)‖ε⁺ + (L_g/2)ε⁺² lies above f(θ⁺) and F⁻ = g(x̃) − ‖∇g(x̃)‖ε below f(θ), with the
-accuracies ε actually achieved: where the strong convexity μ is known, an accepted step certainly decreases the true
-f. Elsewhere, as in deblurring, ε = ‖∇h‖/μ̂ with the Ritz value μ̂ that ω uses, too, and the step is logged as
-`estimated`.
+accuracies ε actually achieved. If the strong convexity μ is known, an accepted step is certain to decrease the true f.
+Otherwise, as in deblurring, ε = ‖∇h‖/μ̂ with the Ritz value μ̂ that ω also uses, and the step is logged as `estimated`.
 
-When to choose it: no step size to tune and a guaranteed decrease, at the price of all data at each step
-(sampler `full`).
+When to choose it: no step size to tune and a guaranteed decrease, at the cost of using all data at each step (sampler
+`full`).
 
 Reference: Salehi, Mukherjee, Roberts & Ehrhardt, *An adaptively inexact first-order method for bilevel optimization
 with application to hyperparameter learning*, 2024.
@@ -41,20 +40,20 @@ Fraction = Annotated[float, Gt(0), Lt(1)]
 
 
 class MAID(UpperOptimizer):
-    """Adaptive inexact descent with a line search that knows its errors.
+    """Adaptive inexact descent with a line search that accounts for errors.
 
     Args:
-        step: α_0, the first step length tried; `auto` promises a quarter of the loss, or moves θ by 5 %.
-        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of what the
-            lower level moves at θ_0.
-        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; unless given, the same number as
-            `tol`, or 2 % of the right-hand side at θ_0 if that is `auto`.
-        eta: η; z may be wrong by the fraction 1 − η, and a step must gain η² of what z promises.
-        shrink: ρ, by which the line search shortens the step.
-        grow: by which an accepted step is lengthened for the next.
-        tighten: by which the accuracies are tightened when they do not suffice.
-        loosen: by which they are loosened after an accepted step.
-        trials: N, step lengths tried before the accuracies are tightened.
+        step: α_0, the first step length tried; `auto` predicts a decrease by a quarter of the loss, or moves θ by 5 %.
+        tol: ε_0, accuracy of the lower level as a distance to the exact minimiser; `auto` is 2 % of the
+            distance that the lower level moves at θ_0.
+        adjoint_tol: δ_0, residual norm of the adjoint system, times `loss_scale`; by default the same number as `tol`,
+            or 2 % of the right-hand side at θ_0 if `tol` is `auto`.
+        eta: η; the relative error of z may be 1 − η, and a step must gain η² of the decrease that z predicts.
+        shrink: ρ, the factor by which the line search shortens the step.
+        grow: factor by which the step grows after it is accepted.
+        tighten: factor by which the accuracies are tightened if they do not suffice.
+        loosen: factor by which they are loosened after an accepted step.
+        trials: N, the number of step lengths tried before the accuracies are tightened.
     """
 
     full_batch = True
@@ -104,7 +103,8 @@ class MAID(UpperOptimizer):
                     break
                 trials += 1
             if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
-                return Step(dict(theta), state, result.value.value, finished=reason)
+                value = result.value
+                return Step(dict(theta), state, value.value, finished=reason, penalty=value.penalty)
             tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
         moved, value, alpha, tried = found
         oracle.accept(value)
@@ -122,7 +122,7 @@ class MAID(UpperOptimizer):
             "tol": self.loosen * tol,
             "adjoint_tol": self.loosen * adjoint_tol,
         }
-        return Step(moved, after, value.value, metrics)
+        return Step(moved, after, value.value, metrics, penalty=value.penalty)
 
     def _line_search(
         self, theta: Theta, oracle: Oracle, alpha: float, trials: int, result: HypergradientResult, tol: float
@@ -140,7 +140,7 @@ class MAID(UpperOptimizer):
 def _exhausted(
     theta: Theta, result: HypergradientResult, length: float, accurate: bool, alpha: float
 ) -> str | None:
-    """Why tightening the accuracies cannot help any more, if so."""
+    """Why tightening the accuracies cannot help any more, or None."""
     if length == 0 and not result.bound:
         return "converged: the hypergradient is zero"
     if result.at_floor:

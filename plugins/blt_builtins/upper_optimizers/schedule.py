@@ -1,4 +1,4 @@
-"""What the upper-level optimizers share: decaying sequences, the step itself, and the numbers every log line has."""
+"""Shared by the upper-level optimizers: decaying sequences, the step, and the figures of every log line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Theta, theta_norm
 
-#: A number, or one found at θ_0.
+#: A number, or `auto` for one determined at θ_0.
 Auto = Literal["auto"]
 
-#: `auto`: accuracies relative to the sizes at θ_0; the first step promises at most this part of the loss and changes
-#: θ by at most this part of its norm.
+#: `auto`: accuracies relative to the sizes at θ_0; the first step predicts a decrease by at most this fraction of the
+#: loss and changes θ by at most this fraction of its norm.
 _ACCURACY, _PROMISE, _CHANGE = 0.02, 0.25, 0.05
 _HALVINGS = 30
 
@@ -32,7 +32,7 @@ def accuracies(
 
 @dataclass(frozen=True)
 class Sampled:
-    """z_k with the accuracies it was computed to, and the state that remembers where these started."""
+    """z_k with its accuracies, and the state that stores their initial values."""
 
     result: HypergradientResult
     tol: float
@@ -48,7 +48,7 @@ def sampled_gradient(
     adjoint_tol: float | None,
     decay: float,
 ) -> Sampled:
-    """z_k at ε_k = ε_0 (k+1)^{−decay} and δ_k likewise, k = ``state["k"]``; ε_0 and δ_0 are settled once."""
+    """z_k at ε_k = ε_0 (k+1)^{−decay} and δ_k likewise, k = ``state["k"]``; ε_0 and δ_0 are determined once."""
     after = dict(state)
     if "tol" not in after:
         after["tol"], after["adjoint_tol"] = accuracies(oracle, theta, tol, adjoint_tol)
@@ -59,16 +59,17 @@ def sampled_gradient(
 
 
 def first_step(step: float | Auto, theta: Theta, result: HypergradientResult) -> float:
-    """α_0. With `auto` the largest step for which α‖z‖² is a quarter of the loss, as Polyak's rule would have it for a
-    loss that can fall to zero, and α‖z‖ a twentieth of ‖θ‖. The path of θ does not depend on the scale of the loss."""
+    """α_0. With `auto`, the largest step for which α‖z‖² is at most a quarter of the loss, as in Polyak's rule for a
+    loss that can reach zero, and α‖z‖ at most a twentieth of ‖θ‖; so θ does not depend on the scale of the loss."""
     if step != "auto":
         return step
     length = theta_norm(result.gradient.values())
     if length == 0:
         return 1.0
-    # Where θ is zero, a part of it says nothing.
-    size = theta_norm(theta.values()) or math.inf
-    return min(_PROMISE * result.value.value / length**2, _CHANGE * size / length)
+    # If θ or f is zero, a fraction of it is meaningless; a penalty may make f negative.
+    size, loss = theta_norm(theta.values()) or math.inf, abs(result.value.value) or math.inf
+    alpha = min(_PROMISE * loss / length**2, _CHANGE * size / length)
+    return alpha if math.isfinite(alpha) else 1 / length
 
 
 def safe_first_step(
@@ -76,8 +77,8 @@ def safe_first_step(
 ) -> float:
     """α_0 for a method without line search.
 
-    With `auto`, half of the first of α, α/2, α/4, … that keeps a quarter of its promise on the first batch, where α‖z‖²
-    is what a linear f would gain.
+    With `auto`, half of the first of α, α/2, α/4, … that achieves a quarter of its predicted decrease on the first
+    batch, where α‖z‖² is the decrease of a linear f.
     """
     alpha = first_step(step, theta, result)
     length = theta_norm(result.gradient.values())
@@ -102,7 +103,7 @@ def descend(oracle: Oracle, theta: Theta, direction: Theta, alpha: float) -> dic
 
 
 def step_metrics(alpha: float, tol: float, adjoint_tol: float, z: Theta) -> dict[str, float | int | str]:
-    """How long the step was, how accurate its z, and how long that."""
+    """The length of the step, the accuracies of z, and the norm of z."""
     return {
         "step_size": alpha,
         "tol": tol,

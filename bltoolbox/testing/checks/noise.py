@@ -1,0 +1,169 @@
+"""Properties of noise: what is drawn, from which generator, and with which mean and variance.
+
+Statistics use fixed seeds and allow six standard errors, so that a correct noise never fails by chance: a component
+that passes once always passes.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.restoration.roles import Noise
+from bltoolbox.testing.checks.base import (
+    NotApplicable,
+    Subject,
+    Untouched,
+    holds,
+    require,
+    require_like,
+    require_shape,
+    same,
+)
+from bltoolbox.testing.problems import smooth_images
+
+KIND = "noise"
+SHAPES = ((3, 12, 14), (1, 5, 4), (2, 7))
+#: Values of t at which statistics are taken, and the number of draws at each.
+VALUES = (0.05, 0.3, 0.6, 0.95)
+DRAWS = 40_000
+#: In standard errors.
+ALLOWED = 6.0
+
+
+def exact(shape: tuple[int, ...]) -> Tensor:
+    """What is measured: positive, as counts need it, and of every brightness."""
+    if len(shape) == 3:
+        return smooth_images(1, shape)[0].double().clamp_min(0.02)
+    return torch.linspace(0.02, 1.0, shape[0] * shape[1], dtype=torch.float64).view(shape)
+
+
+def drawn(noise: Noise, t: Tensor, seed: int = 0) -> Tensor:
+    return noise.sample(t, keyed_generator("noise", "check", seed))
+
+
+@holds(KIND, "a measurement is of the shape of t, in float64")
+def shape_and_dtype(subject: Subject) -> None:
+    noise = subject()
+    for shape in SHAPES:
+        t = exact(shape)
+        found = drawn(noise, t)
+        require_like(found, t, f"sample of t of shape {shape} in float64")
+        require(bool(torch.isfinite(found).all()), f"sample of t of shape {shape} is not finite")
+
+
+@holds(KIND, "only the generator is random")
+def generator_only(subject: Subject) -> None:
+    t = exact(SHAPES[0])
+    random_states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
+    first = drawn(subject(), t)
+    now = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
+    touched = not (
+        same(random_states[0], now[0])
+        and random_states[1] == now[1]
+        and np.array_equal(random_states[2], now[2])
+    )
+    require(not touched, "sample used a global generator; draw only from the generator it is given")
+    require(
+        same(first, drawn(subject(), t)),
+        "sample with equal generators differed between two components built alike; draw only from the generator it is"
+        " given",
+    )
+    if not same(first, t):
+        require(
+            not same(first, drawn(subject(), t, seed=1)),
+            "sample was the same with another generator; draw from the generator it is given",
+        )
+
+
+@holds(KIND, "a measurement does not depend on earlier ones")
+def no_hidden_state(subject: Subject) -> None:
+    noise, t = subject(), exact(SHAPES[0])
+    first = drawn(noise, t)
+    drawn(noise, exact(SHAPES[1]), seed=1)
+    require(
+        same(first, drawn(noise, t)),
+        "sample with an equal generator differed after another call; keep no state between calls",
+    )
+
+
+@holds(KIND, "inputs are left untouched")
+def untouched(subject: Subject) -> None:
+    noise, t = subject(), exact(SHAPES[0])
+    calls = {"sample": lambda: drawn(noise, t), "mean": lambda: noise.mean(t)}
+    calls["variance"] = lambda: noise.variance(t)
+    for name, call in calls.items():
+        guard = Untouched(t=t)
+        call()
+        guard.verify(name)
+
+
+@holds(KIND, "level is the standard deviation")
+def level(subject: Subject) -> None:
+    noise = subject()
+    if noise.level is None:
+        raise NotApplicable("it has no level")
+    require(
+        isinstance(noise.level, float) and 0 <= noise.level < float("inf"),
+        f"level must be a finite number of at least 0, or None, got {noise.level!r}",
+    )
+    for value in VALUES:
+        draws = _draws(noise, value)
+        what = f"the standard deviation at t = {value:g}"
+        _require_variance(draws, noise.level**2, f"{what} squared", "level claims it for every t")
+
+
+@holds(KIND, "mean is that of many measurements")
+def mean(subject: Subject) -> None:
+    noise = subject()
+    for value, claimed in _claims(noise, "mean"):
+        draws = _draws(noise, value)
+        error = float(draws.std()) / DRAWS**0.5
+        found = float(draws.mean())
+        require(
+            abs(found - claimed) <= ALLOWED * error + 1e-12,
+            f"the mean at t = {value:g}: expected {claimed:.6g}, got {found:.6g} ± {error:.1g} in {DRAWS} draws;"
+            " the formula and the sample do not belong together",
+        )
+
+
+@holds(KIND, "variance is that of many measurements")
+def variance(subject: Subject) -> None:
+    noise = subject()
+    for value, claimed in _claims(noise, "variance"):
+        what = f"the variance at t = {value:g}"
+        _require_variance(
+            _draws(noise, value), claimed, what, "the formula and the sample do not belong together"
+        )
+
+
+def _claims(noise: Noise, name: str) -> list[tuple[float, float]]:
+    """What a closed form says at each of VALUES."""
+    t = torch.tensor([VALUES], dtype=torch.float64)
+    found = getattr(noise, name)(t)
+    if found is None:
+        raise NotApplicable(f"it knows no {name}")
+    require_shape(found, t.shape, f"{name} of t of shape {tuple(t.shape)}")
+    return list(zip(VALUES, found.double().flatten().tolist(), strict=True))
+
+
+def _draws(noise: Noise, value: float) -> Tensor:
+    t = torch.full((1, 1, DRAWS), value, dtype=torch.float64)
+    return drawn(noise, t, seed=2).flatten()
+
+
+def _require_variance(draws: Tensor, claimed: float, what: str, cause: str) -> None:
+    """The variance of independent draws, within the error that their fourth moment allows."""
+    centred = draws - draws.mean()
+    found, fourth = float(centred.square().mean()), float(centred.pow(4).mean())
+    error = max(fourth - found**2, 0.0) ** 0.5 / len(draws) ** 0.5
+    # The mean of the draws is not that of the noise, which counts where the fourth moment allows no error at all.
+    shift = ALLOWED**2 * claimed / len(draws)
+    require(
+        abs(found - claimed) <= ALLOWED * error + shift + 1e-12,
+        f"{what}: expected {claimed:.6g}, got {found:.6g} ± {error:.1g} in {len(draws)} draws; {cause}",
+    )
