@@ -1,7 +1,8 @@
-"""Physics of deepinv as operators: exact, the same in every precision, and only what a fixed list allows."""
+"""Physics and noise of deepinv: exact, the same in every precision, and only what a fixed list allows."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -11,9 +12,11 @@ import pytest
 import torch
 from test_operators import RECIPE, normal
 
+from blt_builtins.noises.deepinv_noise import _OPTIONS, DeepInvNoise
+from blt_builtins.noises.deepinv_noise import Options as NoiseOptions
 from blt_builtins.operators.blur import gaussian_kernel
 from blt_builtins.operators.deepinv_physics import _MAKERS, DeepInv, Options
-from bltoolbox.bilevel.tensors import dot, norm
+from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import MissingError, RecipeError
@@ -215,10 +218,124 @@ def test_trains(physics: Any) -> None:
     assert result.model.solve(torch.rand(3, 8, 8)).shape == (3, 16, 16)
 
 
+# Noise
+
+T, DRAWS = 0.6, 40_000
+Moments = Callable[[torch.Tensor], torch.Tensor]
+#: Of each model: its options, functions of y, and their expected values for t = 0.6.
+NOISES: dict[str, tuple[Any, dict[str, Any], list[tuple[Moments, float]]]] = {
+    "gaussian": ("GaussianNoise", {"sigma": 0.2}, [(lambda y: y, T), (lambda y: (y - T) ** 2, 0.04)]),
+    "uniform": ("UniformNoise", {"a": 0.3}, [(lambda y: y, T), (lambda y: (y - T) ** 2, 0.03)]),
+    "laplace": ("LaplaceNoise", {"b": 0.2}, [(lambda y: y, T), (lambda y: (y - T) ** 2, 0.08)]),
+    "poisson": ("PoissonNoise", {"gain": 0.1}, [(lambda y: y, T), (lambda y: (y - T) ** 2, 0.1 * T)]),
+    "counts": (
+        "PoissonNoise",
+        {"gain": 0.1, "normalize": False},
+        [(lambda y: y, 6.0), (lambda y: (y - 6) ** 2, 6.0), (lambda y: (y != y.round()).double(), 0.0)],
+    ),
+    "poisson-gaussian": (
+        "PoissonGaussianNoise",
+        {"gain": 0.1, "sigma": 0.2},
+        [(lambda y: y, T), (lambda y: (y - T) ** 2, 0.1 * T + 0.04)],
+    ),
+    "log-poisson": (
+        "LogPoissonNoise",
+        {"N0": 50.0, "mu": 0.5},
+        [(lambda y: (-0.5 * y).exp(), math.exp(-0.5 * T))],
+    ),
+    "salt-pepper": (
+        "SaltPepperNoise",
+        {"p": 0.1, "s": 0.3},
+        [
+            (lambda y: (y == 0).double(), 0.1),
+            (lambda y: (y == 1).double(), 0.3),
+            (lambda y: (y == T).double(), 0.6),
+        ],
+    ),
+    "rician": (
+        "RicianNoise",
+        {"sigma": 0.2},
+        [(lambda y: y**2, T**2 + 2 * 0.04), (lambda y: (y < 0).double(), 0.0)],
+    ),
+    "uniform-gaussian": (
+        "UniformGaussianNoise",
+        {"sigma_min": 0.2, "sigma_max": 0.2},
+        [(lambda y: (y - T) ** 2, 0.04)],
+    ),
+}
+
+
+def noise_of(name: str) -> tuple[DeepInvNoise, list[tuple[Moments, float]]]:
+    model, options, moments = NOISES[name]
+    return DeepInvNoise(model, NoiseOptions(**options)), moments
+
+
+def test_every_noise_and_every_option_is_tried() -> None:
+    assert {name for name, _, _ in NOISES.values()} == set(_OPTIONS)
+    offered = {option for options in _OPTIONS.values() for option in options}
+    assert offered == {field.name for field in fields(NoiseOptions)}
+    assert offered == {option for _, options, _ in NOISES.values() for option in options}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_has_the_moments_of_its_formula(physics: Any, name: str) -> None:
+    noise, moments = noise_of(name)
+    t = torch.full((1, 200, DRAWS // 200), T, dtype=torch.float64)
+    y = noise.sample(t, keyed_generator("deepinv", 0))
+    assert y.shape == t.shape and y.dtype == torch.float64
+    for function, expected in moments:
+        values = function(y)
+        assert abs(float(values.mean()) - expected) <= 6 * float(values.std()) / math.sqrt(DRAWS) + 1e-12
+    if noise.level is not None:
+        assert float((y - t).std()) == pytest.approx(noise.level, rel=0.03)
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_depends_on_its_generator_alone(physics: Any, name: str) -> None:
+    noise, _ = noise_of(name)
+    t = torch.rand(3, 6, 7, dtype=torch.float64, generator=keyed_generator("t"))
+    before, state = t.clone(), torch.get_rng_state()
+    first = noise.sample(t, keyed_generator(1))
+    assert torch.equal(first, noise_of(name)[0].sample(t, keyed_generator(1)))
+    assert not torch.equal(first, noise.sample(t, keyed_generator(2)))
+    assert torch.equal(state, torch.get_rng_state()) and torch.equal(t, before)
+
+
+def test_the_level_of_a_random_level_is_drawn_for_each_sample(physics: Any) -> None:
+    noise = DeepInvNoise("UniformGaussianNoise", NoiseOptions(sigma_min=0.1, sigma_max=0.4))
+    t = torch.zeros(1, 100, 100, dtype=torch.float64)
+    levels = [float(noise.sample(t, keyed_generator(k)).std()) for k in range(6)]
+    assert noise.level is None
+    assert all(0.09 < level < 0.42 for level in levels) and max(levels) - min(levels) > 0.03
+
+
+def test_noise_that_cannot_be_is_refused(physics: Any) -> None:
+    for options, message in (
+        ({"gain": 1.0}, "LaplaceNoise has no option 'gain'; it has b"),
+        ({"sigma": 1.0}, "LaplaceNoise has no option 'sigma'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DeepInvNoise("LaplaceNoise", NoiseOptions(**options))
+    with pytest.raises(ValueError, match=r"0.7 \+ 0.6 > 1"):
+        DeepInvNoise("SaltPepperNoise", NoiseOptions(p=0.7, s=0.6))
+    with pytest.raises(ValueError, match="sigma_min is larger"):
+        DeepInvNoise("UniformGaussianNoise", NoiseOptions(sigma_min=0.7, sigma_max=0.6))
+    with pytest.raises(ValueError, match=r"falls to -0\.5"):
+        DeepInvNoise("PoissonNoise").sample(torch.full((1, 2, 2), -0.5).double(), keyed_generator(0))
+
+
+def test_trains_with_noise(physics: Any) -> None:
+    noise = {"name": "deepinv", "model": "RicianNoise", "options": {"sigma": 0.05}}
+    assert assemble(recipe_from_dict(RECIPE | {"noise": noise})).run().steps == 1
+
+
 def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepinv", None)
     with pytest.raises(MissingError, match=r"pip install 'bltoolbox\[deepinv\]'"):
         DeepInv("Blur", (8, 8))
+    with pytest.raises(MissingError, match=r"pip install 'bltoolbox\[deepinv\]'"):
+        DeepInvNoise("GaussianNoise")
     registry = load_registry()
-    outcomes = check_component(registry.get("operator", "deepinv"), registry)
-    assert outcomes[-1].status == "skipped"
+    for kind in ("operator", "noise"):
+        outcomes = check_component(registry.get(kind, "deepinv"), registry)
+        assert outcomes[-1].status == "skipped"
