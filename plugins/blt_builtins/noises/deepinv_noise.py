@@ -109,7 +109,7 @@ class DeepInvNoise(Noise):
         options: of the model; which ones it has is listed above.
     """
 
-    def __init__(self, model: Name, options: Options | None = None) -> None:
+    def __init__(self, model: Name = "GaussianNoise", options: Options | None = None) -> None:
         try:
             from deepinv import physics
         except ImportError as error:

@@ -137,8 +137,8 @@ class DeepInv(Operator):
 
     def __init__(
         self,
-        physics: Name,
-        size: tuple[Annotated[int, Gt(0), Le(8192)], Annotated[int, Gt(0), Le(8192)]],
+        physics: Name = "Inpainting",
+        size: tuple[Annotated[int, Gt(0), Le(8192)], Annotated[int, Gt(0), Le(8192)]] = (128, 128),
         channels: Annotated[int, Gt(0), Le(64)] = 3,
         options: Options | None = None,
         seed: int = 0,
