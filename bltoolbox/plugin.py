@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.results import RunResult as RunResult
     from bltoolbox.restoration.roles import Data as Data
     from bltoolbox.restoration.roles import DataTerm as DataTerm
+    from bltoolbox.restoration.roles import Forward as Forward
     from bltoolbox.restoration.roles import Noise as Noise
     from bltoolbox.restoration.roles import Operator as Operator
     from bltoolbox.restoration.roles import Potentials as Potentials
@@ -193,6 +194,7 @@ _HOME = {
     "bltoolbox.restoration.roles": (
         "Data",
         "DataTerm",
+        "Forward",
         "Noise",
         "Operator",
         "Potentials",

@@ -82,7 +82,8 @@ class Validation:
         checks: Number of times the held-out images are restored, evenly over the budget.
         patience: Checks without improvement after which the run stops early; never by default.
         evaluation: Also restore the evaluation images at each check and log their metric, which never affects the run.
-        metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), or nrmse.
+        metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), nrmse, or
+            loss, the mean of the upper loss, which may need no true images.
     """
 
     count: Annotated[int, Ge(0)] = 16

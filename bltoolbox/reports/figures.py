@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from bltoolbox.errors import UsageError
-from bltoolbox.restoration.variational import split
 from bltoolbox.runs.files import write_bytes
 
 if TYPE_CHECKING:
@@ -113,8 +112,8 @@ def curves(result: RunResult) -> Figure | None:
 
 def filters(result: RunResult) -> Figure | None:
     """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
-    regularizer = result.model.problem.regularizer
-    pictures = regularizer.pictures(split(result.theta, "regularizer"))
+    model = result.model
+    pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
     if pictures is None:
         return None
     columns = min(len(pictures), 10)

@@ -18,9 +18,10 @@ from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import NumericalError
-from bltoolbox.restoration.metrics import measure, pick
+from bltoolbox.restoration.metrics import DECIDING, LOSS, ImageMetric, measure, pick
+from bltoolbox.restoration.roles import Sample
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import Variational
+from bltoolbox.restoration.variational import BoundOperator, ImageLower, Variational, VariationalAt
 from bltoolbox.runs.metric import Metric
 
 
@@ -104,11 +105,11 @@ def evaluate(
 
     On several ranks each restores some; all get the figures, and rank 0 the images.
     """
-    at = problem.at(theta, samples.shape)
     positions = range(len(samples)) if positions is None else positions
     mine = range(ranks.rank, len(positions), ranks.size)
     images: dict[int, Restored] = {}
-    wanted = pick(metrics)
+    wanted = pick(metrics, DECIDING)
+    views = _views(problem, theta, samples, wanted, keep)
 
     def work() -> dict[str, Any]:
         before: dict[str, list[float]] = {metric.name: [] for metric in wanted}
@@ -117,18 +118,20 @@ def evaluate(
         with allowed(), detached():
             for first in range(0, len(mine), chunk):
                 places = mine[first : first + chunk]
-                sample = samples.batch([positions[place] for place in places])
-                x_true, lower = sample.truth, at.on(sample.y, sample.context)
-                assert x_true is not None
-                solution = solve_cold(solver, lower, tol, limit)
-                start = lower.start()
-                for values, x in ((before, start), (after, solution.x)):
-                    for name, more in measure(wanted, x, x_true, samples.range).items():
-                        values[name] += more
-                iterations += int(solution.iterations.sum())
-                for place, *triple in zip(places, x_true, start, solution.x, strict=True):
-                    if place < keep:
-                        images[place] = Restored(*(image.cpu().contiguous() for image in triple))
+                for view in views:
+                    sample = view.samples.batch([positions[place] for place in places])
+                    lower = view.at.on(sample.y, sample.context)
+                    solution, start = solve_cold(solver, lower, tol, limit), lower.start()
+                    for values, x in ((before, start), (after, solution.x)):
+                        for name, more in view.measure(sample, lower, x).items():
+                            values[name] += more
+                    iterations += int(solution.iterations.sum())
+                    if view is not views[0]:
+                        continue
+                    assert sample.truth is not None
+                    for place, *triple in zip(places, sample.truth, start, solution.x, strict=True):
+                        if place < keep:
+                            images[place] = Restored(*(image.cpu().contiguous() for image in triple))
         return {"before": before, "after": after, "iterations": iterations}
 
     parts = ranks.each("evaluation", work)
@@ -146,6 +149,40 @@ def evaluate(
         sum(part["iterations"] for part in parts),
         [images[place] for place in sorted(images)],
     )
+
+
+@dataclass(frozen=True)
+class _View:
+    """The samples with the measurements that some metrics are about, and the problem to restore them with."""
+
+    at: VariationalAt
+    samples: Samples
+    metrics: tuple[ImageMetric, ...]
+
+    def measure(self, sample: Sample, lower: ImageLower, x: Tensor) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        if of_images := [metric for metric in self.metrics if metric != LOSS]:
+            assert sample.truth is not None
+            found |= measure(of_images, x, sample.truth, self.samples.range)
+        if LOSS in self.metrics:
+            upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
+            found[LOSS.name] = upper.value(x).tolist()
+        return found
+
+
+def _views(
+    problem: Variational, theta: Theta, samples: Samples, metrics: tuple[ImageMetric, ...], keep: int
+) -> list[_View]:
+    """One, unless the loss splits measurements: then it is measured as in training, and everything else of the
+    measurements as they are."""
+    trained = problem.at(theta, samples.shape)
+    if samples.as_in_training is samples:
+        return [_View(trained, samples, metrics)]
+    views = [_View(trained, samples.as_in_training, (LOSS,))] if LOSS in metrics else []
+    others = tuple(metric for metric in metrics if metric != LOSS)
+    if others or keep:
+        views.insert(0, _View(problem.restoring.at(theta, samples.shape), samples, others))
+    return views
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -32,7 +32,7 @@ from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.shipped import find_model
 from bltoolbox.restoration.usable import find_flaw, initial_thetas
-from bltoolbox.restoration.variational import Variational, split, upgraded
+from bltoolbox.restoration.variational import Variational, prepare, upgraded
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
@@ -75,12 +75,10 @@ class Model(Shown):
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
         batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
         try:
-            shape = self.problem.operator.start(batch, split(self.theta, "operator"), {}).shape[1:]
+            shape = self.problem.image_shape(self.theta, batch)
         except ValueError as error:
             raise BltError(str(error)) from error
-        if refusal := self.problem.check(shape):
-            raise BltError(refusal[1])
-        at = self.problem.at(self.theta, shape)
+        at = self.problem.restoring.at(self.theta, shape)
         tol = self.recipe.evaluation_tol if tol is None else tol
         x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype
@@ -91,7 +89,7 @@ class Model(Shown):
         """Of the images that θ is for: 1 or 3, or what the data had."""
         if self.recipe.color == "gray":
             return 1
-        theta = split(self.theta, "regularizer")
+        theta = self.prepared["regularizer"]
         for channels in (3, 1, 2, 4):
             for side in (16, 64, 256):
                 shape = (channels, side, side)
@@ -102,6 +100,11 @@ class Model(Shown):
                     return channels
                 break
         return 3
+
+    @property
+    def prepared(self) -> dict[str, Theta]:
+        """θ by role, as the methods of its component receive it."""
+        return prepare(self.problem, self.theta)
 
     @property
     def _reference(self) -> Tensor:

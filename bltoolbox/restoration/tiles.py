@@ -47,7 +47,7 @@ from bltoolbox.restoration.overlap import (
 )
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import Operator
-from bltoolbox.restoration.variational import Variational, VariationalAt, split
+from bltoolbox.restoration.variational import Variational, VariationalAt, prepare
 
 if TYPE_CHECKING:
     from bltoolbox.restoration.model import Model
@@ -131,7 +131,7 @@ class Restorer:
             raise BltError(f"tile {self.tile} is not a positive number of pixels")
         self.channels = model.channels
         self.positional = is_positional(model.problem.operator, self.channels)
-        self.problem, self.side, self.around = self._prepare(model.problem)
+        self.problem, self.side, self.around = self._prepare(model.problem.restoring)
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float | None, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
@@ -167,8 +167,7 @@ class Restorer:
             return self.around
         if height * width <= self.tile**2:
             return None
-        theta = split(self.model.theta, "operator")
-        return geometry(self.problem.operator, theta, self.channels, self.side, (height, width))
+        return geometry(self.problem, self.model.theta, self.channels, self.side, (height, width))
 
     def _in_tiles(
         self, image: NDArray[Any], solve: _Solver, around: Geometry, progress: Progress | None
@@ -210,7 +209,6 @@ class Restorer:
 
     def _prepare(self, problem: Variational) -> tuple[Variational, int, Geometry | None]:
         """The problem with the border rule of photographs, its smallest image, and how large x is, given y."""
-        theta = split(self.model.theta, "operator")
         operator = problem.operator
         self._refuse_context(operator)
         if self.positional:
@@ -229,7 +227,7 @@ class Restorer:
                 continue
             if depends_on_size(found, self.channels, smallest):
                 return problem, 1, None
-            around = geometry(candidate, theta, self.channels, smallest)
+            around = geometry(found, self.model.theta, self.channels, smallest)
             if around is not None or candidate is operator:
                 self._refuse_other_measurements(found, smallest)
                 return found, smallest, around
@@ -249,7 +247,7 @@ class Restorer:
     def _refuse_other_measurements(self, problem: Variational, side: int) -> None:
         reference = next(iter(self.model.theta.values()))
         x = torch.zeros(1, self.channels, 4 * side, 4 * side).to(reference)
-        measured = problem.operator.apply(x, split(self.model.theta, "operator"), {})
+        measured = problem.operator.apply(x, prepare(problem, self.model.theta)["operator"], {})
         if measured.shape[:2] != x.shape[:2]:
             name = self.model.recipe.operator.name
             raise BltError(f"operator {name!r} does not measure pictures, so it cannot restore picture files")
@@ -344,9 +342,7 @@ class _Solver:
         model = self.restorer.model
         problem = self.problem if operator is None else replace(self.problem, operator=operator)
         try:
-            shape = tuple(problem.operator.start(y, split(model.theta, "operator"), {}).shape[1:])
-            if refusal := problem.check(shape):
-                raise BltError(refusal[1])
+            shape = problem.image_shape(model.theta, y)
             at = problem.at(model.theta, shape)
             if operator is None:
                 at = self.at.setdefault(shape, at)

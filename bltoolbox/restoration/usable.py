@@ -82,7 +82,7 @@ def _find_overflow(
             continue
         x = torch.linspace(0, 1, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
         try:
-            quantities = _quantities(regularizer, theta, x, constants)
+            quantities = _quantities(regularizer, regularizer.prepare(theta), x, constants)
         except (ValueError, RuntimeError, IndexError):
             continue  # θ is for images of another number of channels
         for name, value in quantities.items():

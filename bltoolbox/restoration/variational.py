@@ -25,6 +25,7 @@ from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, ImageMetric
+from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
@@ -73,6 +74,15 @@ class Variational(Problem):
         """The standard deviation of the noise; None where it has none or is not known."""
         return None if self.noise is None else self.noise.level
 
+    @cached_property
+    def restoring(self) -> Variational:
+        """The problem for measurements as they are: where a loss that splits them has trained R at a higher noise
+        level, R is carried back to theirs, if the data term allows it."""
+        gain = self.upper_loss.noise_gain
+        if gain == 1 or not self.data_term.rescales:
+            return self
+        return replace(self, regularizer=Rescaled(self.regularizer, 1 / gain))
+
     @property
     def loss_scale(self) -> float:  # type: ignore[override]
         return self.upper_loss.scale
@@ -93,6 +103,13 @@ class Variational(Problem):
         """The problem at θ for images of ``shape`` (C, H, W), with its constants."""
         theta = {name: ordinary(value) for name, value in theta.items()}
         return VariationalAt(self, theta, tuple(shape), counter or Counter())
+
+    def image_shape(self, theta: Theta, y: Tensor) -> tuple[int, ...]:
+        """The shape (C, H, W) of the images behind measurements y; a ValueError if they cannot be treated."""
+        shape = tuple(self.operator.start(y, prepare(self, theta)["operator"], {}).shape[1:])
+        if misfit := self.check(shape):
+            raise ValueError(misfit[1])
+        return shape
 
     def check(self, shape: Sequence[int], without: Collection[str] = ()) -> tuple[str, str] | None:
         """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
@@ -159,7 +176,7 @@ class VariationalTasksAt:
     def on(self, ids: Sequence[int]) -> tuple[ImageLower, Upper]:
         sample = self.samples.batch(ids)
         lower = self.at.on(sample.y, sample.context, ids)
-        upper = self.at.problem.upper_loss.bind(sample, lower.forward)
+        upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
         return lower, LearnedForward(upper, sample, lower) if split(self.at.theta, "operator") else upper
 
 
@@ -199,7 +216,7 @@ class LearnedForward(Upper):
         names = join(operator=split(self.lower.theta, "operator"))
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in names.items()}
-            forward = self.lower.at_theta({**self.lower.theta, **leaves}).forward
+            forward = BoundOperator(self.lower.at_theta({**self.lower.theta, **leaves}))
             bound = self.lower.problem.upper_loss.bind(self.sample, forward)
             total = (weights * bound.value(x.detach())).sum()
         through = gradients_of(total, leaves)
@@ -479,6 +496,26 @@ class ImageLower(Lower):
         return (
             _HalfQuadratic(self) if offers("majorant") and self.problem.data_term.offers("majorant") else None
         )
+
+
+@dataclass(frozen=True)
+class BoundOperator:
+    """A_θ of the samples of a lower level: the ``Forward`` of a loss."""
+
+    lower: ImageLower
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.lower.forward(x)
+
+    def adjoint(self, t: Tensor) -> Tensor:
+        return self.lower.backward(t)
+
+    @property
+    def squared_norm(self) -> Bound:
+        return self.lower.at.spectrum(self.lower.context)[1]
+
+    def take(self, index: Tensor) -> BoundOperator:
+        return BoundOperator(self.lower.take(index))
 
 
 @dataclass(frozen=True)

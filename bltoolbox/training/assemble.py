@@ -111,9 +111,9 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
 
 def _definite(problem: Variational, theta: Theta, shape: Sequence[int]) -> bool:
     """Whether it is known that data term and ``strong_convexity`` together make the lower level convex."""
-    least, _ = problem.operator.spectrum(split(theta, "operator"), shape, {})
-    definite = (0.0 if least is None else float(least)) + problem.strong_convexity > 0
-    return definite and problem.at(theta, shape).prior_convexity is not None
+    at = problem.at(theta, shape)
+    least, _ = at.spectrum({})
+    return float(least or 0.0) + problem.strong_convexity > 0 and at.prior_convexity is not None
 
 
 _METHODS = ("lower_solver", "hypergradient", "sampler", "upper_optimizer")

@@ -31,6 +31,7 @@ from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
 from bltoolbox.restoration.variational import Variational
+from bltoolbox.runs.budget import used
 from bltoolbox.runs.metric import Metric
 from bltoolbox.training.baseline import tune
 from bltoolbox.training.listeners import Keeper
@@ -470,16 +471,16 @@ class _Run:
         }
 
     def _fraction(self) -> float:
-        """The fraction of the training budget that is used: the largest over its limits."""
+        """The fraction of the training budget that is used."""
         budget, cost = self.experiment.recipe.budget, self.experiment.oracle.cost
         tuned = self.experiment.baseline is not None and self.experiment.evaluation is not None
         seconds = budget.seconds and budget.seconds * (1 - _BASELINE * tuned)
-        used = (
-            (budget.computations, cost.computations),
-            (budget.steps, self.steps),
-            (seconds, self._seconds() + self.checking),
-        )
-        return max(spent / limit for limit, spent in used if limit is not None)
+        spent = {
+            "computations": cost.computations,
+            "steps": self.steps,
+            "seconds": self._seconds() + self.checking,
+        }
+        return used(asdict(budget) | {"seconds": seconds}, spent)
 
     def _seconds(self) -> float:
         """Time spent on training."""

@@ -128,7 +128,7 @@ class Halving(Identity):
         return {"gain": torch.tensor([0.5, shape[1]], dtype=torch.float64)}
 
     def prepare(self, theta: Theta) -> Theta:
-        return {**theta, "squared": theta["gain"].square()}
+        return {**theta, "squared": theta["gain"].square()} if theta else {}
 
     def upgrade(self, theta: Theta) -> dict[str, Tensor]:
         return {"gain": theta["old"]}

@@ -231,7 +231,7 @@ class Window(Operator):
     def init_params(self, shape, generator):
         return {"log_gain": torch.zeros(1, dtype=torch.float64)}
     def prepare(self, theta):
-        return {**theta, "gain": theta["log_gain"].exp()}
+        return {**theta, "gain": theta["log_gain"].exp()} if theta else {}
     def example_contexts(self, shape, count):
         masks = torch.ones(count, *shape[1:], dtype=torch.float64)
         for k, mask in enumerate(masks):
@@ -521,15 +521,16 @@ WRONG = {
     ),
     "an operator whose gain is detached": (
         "operator window",
-        "def prepare(self, theta): return {**theta, 'gain': theta['log_gain'].detach().exp()}",
+        "def prepare(self, theta):\n"
+        "        return {**theta, 'gain': theta['log_gain'].detach().exp()} if theta else {}",
         "apply is differentiable in θ",
         "does not depend on 'log_gain'",
     ),
     "an operator that is not differentiated right": (
         "operator window",
         "def prepare(self, theta):\n"
-        "        gain = theta['log_gain'].exp()\n"
-        "        return {**theta, 'gain': 2 * gain - gain.detach()}",
+        "        gain = theta['log_gain'].exp() if theta else torch.ones(1)\n"
+        "        return {**theta, 'gain': 2 * gain - gain.detach()} if theta else {}",
         "apply is differentiable in θ",
         "from finite differences, got",
     ),

@@ -231,9 +231,7 @@ def _middle(image: Tensor) -> Tensor:
 
 def show_learned(model: Model) -> Learned:
     """Filters, their weights and their potentials, if the regularizer has any."""
-    from bltoolbox.restoration.variational import split
-
-    regularizer, theta = model.problem.regularizer, split(model.theta, "regularizer")
+    regularizer, theta = model.problem.regularizer, model.prepared["regularizer"]
     pictures, potentials = regularizer.pictures(theta), regularizer.potentials(theta)
     learned = Learned()
     if pictures is not None:

@@ -81,8 +81,13 @@ def cases(
     x = noisy_images(count, shape).to(dtype)
     learned = cast(parameters(operator, shape), dtype)
     for context in _contexts(operator, shape, count):
-        for theta in [{}, operator.prepare(learned)] if learned else [{}]:
-            yield Case(operator, x, theta, {name: _converted(rows, dtype) for name, rows in context.items()})
+        for theta in [{}, learned] if learned else [{}]:
+            yield Case(
+                operator,
+                x,
+                operator.prepare(theta),
+                {name: _converted(rows, dtype) for name, rows in context.items()},
+            )
 
 
 def _contexts(operator: Operator, shape: Sequence[int], count: int) -> list[Rows]:

@@ -133,4 +133,4 @@ class Composed(Operator):
             yield position, part, tuple(x.shape[1:])
             if int(position) < len(self.parts) - 1:
                 given = part.example_contexts(x.shape[1:], 1)[0] if context is None else context
-                x = part.apply(x, {}, {name: rows[:1].cpu() for name, rows in given.items()})
+                x = part.apply(x, part.prepare({}), {name: rows[:1].cpu() for name, rows in given.items()})
