@@ -103,9 +103,14 @@ def pick(names: Iterable[str], among: Mapping[str, ImageMetric] = METRICS) -> tu
     return tuple(among[name] for name in names)
 
 
-def pick_listed(names: str) -> tuple[ImageMetric, ...]:
+def pick_listed(names: str, among: Mapping[str, ImageMetric] = METRICS) -> tuple[ImageMetric, ...]:
     """Metrics as a command line lists them: ``psnr,ssim``."""
-    return pick(name.strip() for name in names.split(","))
+    return pick((name.strip() for name in names.split(",")), among)
+
+
+def values_in(span: Range) -> str:
+    """For messages: ``values from 0 to 4095``."""
+    return "values from {:g} to {:g}".format(*span)
 
 
 def deciding(recipe: Recipe) -> ImageMetric:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -133,7 +134,7 @@ class Samples:
             self._placed(torch.stack([y for y, _ in measurements])),
             truth=None if truth is None else self._placed(truth),
             target=self._placed(torch.stack(targets)) if targets else None,
-            context=_converted(context, self.dtype, self.device),
+            context=converted(context, self.dtype, self.device),
             range=self.data.range,
         )
 
@@ -143,22 +144,29 @@ class Samples:
     def _find_shape(self) -> tuple[int, ...]:
         """Of the images, from the first one; refuses recorded measurements that the operator cannot have made."""
         ids = self.ids[:1]
-        context = dict(self.data.context(ids))
-        exact = _converted(context, torch.float64)
-        recorded = self._in_color(self.data.measured(ids)).double() if self.recorded else None
-        if not self.has_truth:
-            assert recorded is not None
-            return tuple(self.operator.start(recorded, self.operator_theta, exact).shape[1:])
-        truth = self._clean(ids)
-        if recorded is not None:
+        exact = converted(self.data.context(ids), torch.float64)
+        truth = self._clean(ids) if self.has_truth else None
+        if truth is not None:
+            _refuse_other_range(truth, self.data.range)
+            if not self.recorded:
+                return tuple(truth.shape[1:])
+        recorded = self._in_color(self.data.measured(ids)).double()
+        try:
+            if truth is None:
+                return tuple(self.operator.start(recorded, self.operator_theta, exact).shape[1:])
             made = self.operator.apply(truth.double(), self.operator_theta, exact).shape[1:]
-            if made != recorded.shape[1:]:
-                shapes = ("×".join(map(str, shape)) for shape in (recorded.shape[1:], made))
-                raise ValueError(
-                    "the recorded measurements are {}, but the operator makes {} of the true images".format(
-                        *shapes
-                    )
-                )
+        except (RuntimeError, LookupError) as error:
+            given = recorded if truth is None else truth
+            what = "measurements" if truth is None else "images"
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"the operator cannot treat the {what}, which are {_by(given.shape[1:])}: {reason}"
+            ) from error
+        if made != recorded.shape[1:]:
+            raise ValueError(
+                f"the recorded measurements are {_by(recorded.shape[1:])}, but the operator makes {_by(made)} of the"
+                " true images; choose its options, or the layout of the data, so that both agree"
+            )
         return tuple(truth.shape[1:])
 
     def _clean(self, ids: Sequence[int]) -> Tensor:
@@ -202,7 +210,7 @@ class Samples:
 
     def _simulate(self, i: int, truth: Tensor, context: Rows) -> Tensor:
         """y of one sample, without its batch dimension."""
-        exact = _converted(context, torch.float64)
+        exact = converted(context, torch.float64)
         t = self.operator.apply(truth.double(), self.operator_theta, exact)
         if self.noise is None:
             return t[0]
@@ -221,7 +229,7 @@ class Samples:
             assert self.loss is not None
             level = None if self.noise is None else self.noise.level
             part, held_back = self.loss.split(y, level, keyed_generator("split", self.stream, self.seed, i))
-            exact = _converted(context, torch.float64)
+            exact = converted(context, torch.float64)
             target = None if held_back is None else self._where_measured(held_back, y, exact)
             y = self._where_measured(part, y, exact)
         if self.check is not None and (sentence := self.check(y.unsqueeze(0))) is not None:
@@ -235,7 +243,21 @@ class Samples:
             self._kept_bytes += size
 
 
-def _converted(
+def _refuse_other_range(images: Tensor, span: tuple[float, float]) -> None:
+    """Noisy targets lie around the range, but not as far from it as counts from [0, 1]."""
+    (low, high), least, most = span, float(images.min()), float(images.max())
+    if least < 2 * low - high or most > 2 * high - low:
+        raise ValueError(
+            f"the first image has values from {least:g} to {most:g}, far outside the range [{low:g}, {high:g}] of the"
+            f" data; give the range, e.g. [{math.floor(least)}, {math.ceil(most)}], or scale the images"
+        )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def converted(
     context: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
     """Real and complex entries in the precision of ``dtype``; whole numbers and masks as they are."""

@@ -32,6 +32,7 @@ from bltoolbox.bilevel.memory import return_freed_memory
 from bltoolbox.bilevel.records import Status
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.metrics import UNIT, values_in
 from bltoolbox.restoration.noise_level import estimate_noise, parse_noise
 from bltoolbox.restoration.overlap import (
     MOST,
@@ -122,6 +123,11 @@ class Restorer:
     """
 
     def __init__(self, model: Model, *, tol: float | None = None, tile: int | None = None) -> None:
+        if model.range != UNIT:
+            raise BltError(
+                f"the model is for images with {values_in(model.range)}, but pictures have values from 0 to 1; use"
+                " Model.solve on arrays of measurements"
+            )
         self.model = model
         self.tol = TOL if tol is None else tol
         self.tile = TILE if tile is None else tile
@@ -131,7 +137,10 @@ class Restorer:
             raise BltError(f"tile {self.tile} is not a positive number of pixels")
         self.channels = model.channels
         self.positional = is_positional(model.problem.operator, self.channels)
-        self.problem, self.side, self.around = self._prepare(model.problem.restoring)
+        try:
+            self.problem, self.side, self.around = self._prepare(model.problem.restoring)
+        except KeyError as error:
+            raise self._lacks(str(error)) from error
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float | None, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
@@ -238,11 +247,14 @@ class Restorer:
         with contextlib.suppress(ValueError):  # of one size only, and not of this one
             needed = sorted(operator.example_contexts((self.channels, 16, 16), 1)[0])
         if needed:
-            name = self.model.recipe.operator.name
-            raise BltError(
-                f"operator {name!r} needs {' and '.join(needed)} with each image, which a picture does not bring;"
-                " use Model.solve"
-            )
+            raise self._lacks(" and ".join(map(repr, needed)))
+
+    def _lacks(self, context: str) -> BltError:
+        """What the operator would have to be told about a picture."""
+        return BltError(
+            f"operator {self.model.recipe.operator.name!r} needs {context} of each measurement, so it cannot restore"
+            " pictures; use Model.solve(y, context=…)"
+        )
 
     def _refuse_other_measurements(self, problem: Variational, side: int) -> None:
         reference = next(iter(self.model.theta.values()))

@@ -2,15 +2,16 @@
 
     h_i(x, θ) = D_θ(A_θ x; y_i) + R_θ(x) + (μ_0/2)‖x‖²   over x in C
 
-C is the whole space, the non-negative orthant or a box. For a convex C everything below is about the minimiser over C:
-``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still bounds the distance to the
-minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients need not know.
+C is the whole space, the non-negative orthant or the range of values of the data. For a convex C everything below is
+about the minimiser over C: ``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still
+bounds the distance to the minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients
+need not know.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -24,17 +25,12 @@ from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout
-from bltoolbox.restoration.metrics import METRICS, ImageMetric
+from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
 Constraint = Literal["none", "nonnegative", "box"]
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "none": (None, None),
-    "nonnegative": (0.0, None),
-    "box": (0.0, 1.0),
-}
 
 
 def split(theta: Theta, role: str) -> dict[str, Tensor]:
@@ -66,6 +62,8 @@ class Variational(Problem):
     #: What happens to A x when it is measured; None where measurements were recorded.
     noise: Noise | None = None
     samples: Mapping[str, Samples] = field(default_factory=dict)
+    #: The values between which images lie.
+    range: Range = UNIT
     #: What can be reported about restored images.
     metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
 
@@ -82,6 +80,17 @@ class Variational(Problem):
         if gain == 1 or not self.data_term.rescales:
             return self
         return replace(self, regularizer=Rescaled(self.regularizer, 1 / gain))
+
+    def measurable(self, metrics: Iterable[ImageMetric], samples: Samples) -> tuple[ImageMetric, ...]:
+        """The metrics that can be measured of samples, whose true images may not be known."""
+        without = not self.upper_loss.needs_truth
+        return tuple(one for one in metrics if samples.has_truth or (without and not one.needs_truth))
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """What the constraint allows, from below and from above."""
+        low, high = self.range
+        return {"none": (None, None), "nonnegative": (0.0, None), "box": (low, high)}[self.constraint]
 
     @property
     def loss_scale(self) -> float:  # type: ignore[override]
@@ -104,9 +113,9 @@ class Variational(Problem):
         theta = {name: ordinary(value) for name, value in theta.items()}
         return VariationalAt(self, theta, tuple(shape), counter or Counter())
 
-    def image_shape(self, theta: Theta, y: Tensor) -> tuple[int, ...]:
+    def image_shape(self, theta: Theta, y: Tensor, context: Rows | None = None) -> tuple[int, ...]:
         """The shape (C, H, W) of the images behind measurements y; a ValueError if they cannot be treated."""
-        shape = tuple(self.operator.start(y, prepare(self, theta)["operator"], {}).shape[1:])
+        shape = tuple(self.operator.start(y, prepare(self, theta)["operator"], context or {}).shape[1:])
         if misfit := self.check(shape):
             raise ValueError(misfit[1])
         return shape
@@ -426,7 +435,7 @@ class ImageLower(Lower):
         return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
 
     def project(self, x: Tensor) -> Tensor:
-        low, high = _BOUNDS[self.problem.constraint]
+        low, high = self.problem.bounds
         return x.clamp(low, high) if self.constrained else x
 
     def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
@@ -435,7 +444,7 @@ class ImageLower(Lower):
 
     def free(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Pixels that the constraint does not hold: inside C, or drawn inwards by the gradient."""
-        low, high = _BOUNDS[self.problem.constraint]
+        low, high = self.problem.bounds
         held = torch.zeros_like(x, dtype=torch.bool)
         if low is not None:
             held |= (x <= low) & (gradient >= 0)

@@ -417,7 +417,7 @@ class Windowed(Identity):
 
 
 def test_a_picture_brings_no_context(colour: Model) -> None:
-    with pytest.raises(BltError, match="needs window with each image, which a picture does not bring"):
+    with pytest.raises(BltError, match="needs 'window' of each measurement, so it cannot restore pictures"):
         colour.with_operator(Windowed()).restore(noisy_picture(20, 24))
 
 

@@ -47,7 +47,7 @@ def drawn(noise: Noise, t: Tensor, seed: int = 0) -> Tensor:
     return noise.sample(t, keyed_generator("noise", "check", seed))
 
 
-@holds(KIND, "a measurement is of the shape of t, in float64")
+@holds(KIND, "a measurement has the shape of t, in float64")
 def shape_and_dtype(subject: Subject) -> None:
     noise = subject()
     for shape in SHAPES:

@@ -121,11 +121,11 @@ def value_shape(subject: Subject) -> None:
 @holds(KIND, "same input, same result")
 def deterministic(subject: Subject) -> None:
     first, second = trial(subject), trial(subject)
+    cause = "split differed for equal generators; draw only from the given generator"
+    require(same([first.sample.y, first.sample.target], [second.sample.y, second.sample.target]), cause)
     message = " of the same x differed between two losses with the same options; use no unseeded randomness"
     require(same(first.upper.value(first.x), second.upper.value(second.x)), "value" + message)
     require(same(first.upper.gradient(first.x), second.upper.gradient(second.x)), "gradient" + message)
-    cause = "split differed for equal generators; draw only from the given generator"
-    require(same([first.sample.y, first.sample.target], [second.sample.y, second.sample.target]), cause)
 
 
 @holds(KIND, "a sample's result does not depend on its batch")
