@@ -59,13 +59,9 @@ class Data(Role):
 
 
 class Operator(Parametric):
-    """The forward operator A_θ, linear in x.
-
-    ``tilable`` means that A acts locally and in the same way everywhere, so that large pictures may be cut into tiles.
-    """
+    """The forward operator A_θ, linear in x."""
 
     kind = "operator"
-    tilable: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
@@ -95,6 +91,22 @@ class Operator(Parametric):
     def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor | None:
         """The eigenvalues of AᵀA by frequency (H, W), if cosines or exponentials (almost) diagonalise it."""
         return None
+
+    def crop(self, rows: slice, columns: slice, shape: Sequence[int]) -> Operator | None:
+        """A for these rows and columns of images of ``shape`` (C, H, W) alone; None if they cannot be cut.
+
+        Large pictures are restored in tiles. The operator itself, the default, is right where A acts locally and in the
+        same way everywhere, which is tried out before a picture is cut. One that differs from place to place, as a mask
+        does, returns what it is there; it must keep the size of images.
+        """
+        return self
+
+    def example_contexts(self, shape: Sequence[int], count: int) -> list[Rows]:
+        """The contexts that ``blt check`` tries the operator with, for ``count`` images of ``shape`` (C, H, W).
+
+        Only an empty one unless overridden, for operators that use nothing of it.
+        """
+        return [{}]
 
 
 class Noise(Role):

@@ -11,7 +11,7 @@ need not know.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -122,10 +122,10 @@ class Variational(Problem):
             raise ValueError(misfit[1])
         return shape
 
-    def check(self, shape: Sequence[int]) -> tuple[str, str] | None:
+    def check(self, shape: Sequence[int], without: Collection[str] = ()) -> tuple[str, str] | None:
         """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
         for role, part in self.parts.items():
-            if sentence := part.check(shape):
+            if role not in without and (sentence := part.check(shape)):
                 return role, sentence
         return None
 
