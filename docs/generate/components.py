@@ -45,6 +45,7 @@ GIVES = {
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
     "smooth": "differentiability in x",
+    "uniform": "the same treatment of all places",
 }
 #: The optional methods of the roles, as what a component has that implements them; by kind where they differ.
 OFFERS = {

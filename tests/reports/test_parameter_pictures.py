@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from figures import drawn
 from PIL import Image
 
 from blt_builtins.data_terms.sampled import SampledLeastSquares, binary_pattern
@@ -60,18 +61,19 @@ def test_negative_values_are_darker_than_zero() -> None:
 
 
 def test_figures_of_a_run(tmp_path: Path) -> None:
-    run(
-        "smoke",
-        [
-            "data={name: dead-leaves, count: 4, size: 16}",
-            "evaluation=null",
-            "validation.count=0",
-            "operator={name: blur, size: 3, learned: true}",
-            "sampler.size=4",
-            "strong_convexity=0.1",
-            "budget={steps: 1}",
-        ],
-        out=tmp_path / "run",
-    )
+    with drawn():
+        run(
+            "smoke",
+            [
+                "data={name: dead-leaves, count: 4, size: 16}",
+                "evaluation=null",
+                "validation.count=0",
+                "operator={name: blur, size: 3, learned: true}",
+                "sampler.size=4",
+                "strong_convexity=0.1",
+                "budget={steps: 1}",
+            ],
+            out=tmp_path / "run",
+        )
     assert (tmp_path / "run" / "images" / "maps.png").is_file()
     assert '"caption":"Kernel"' in (tmp_path / "run" / "report.html").read_text()
