@@ -102,6 +102,8 @@ class Model(Shown):
             raise BltError(
                 f"the operator needs context: {error}; give one row for each measurement"
             ) from error
+        if sentence := self.problem.data_term.check_measurements(batch):
+            raise BltError(sentence)
         at = self.problem.restoring.at(self.theta, shape)
         tol = absolute(self.recipe.evaluation_tol, self.problem) if tol is None else tol
         x = solve_cold(self.solver, at.on(batch, rows), tol, self.recipe.iteration_limit).x
