@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import preloaded
 import pytest
+from figures import sketch
 from hypothesis import settings
+from preloaded import BLT as BLT
 
 # Before torch is imported, and for the processes that tests start: the images are tiny, and a second thread costs more
 # than it brings. The same number of threads also makes results comparable bit for bit.
@@ -22,8 +25,27 @@ settings.load_profile("steady")
 
 ROOT = Path(__file__).parents[1]
 
-#: Runs the command line as a user would, without depending on where the script was installed.
-BLT = [sys.executable, "-m", "bltoolbox"]
+
+@pytest.fixture(scope="session", autouse=True)
+def _preloaded_commands() -> Iterator[None]:
+    """``blt`` processes are forked from one that has imported torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", preloaded.Popen)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sketched_figures() -> Iterator[None]:
+    """Drawing figures takes longer than most runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bltoolbox.reports.writer.draw", sketch)
+        yield
+
+
+@pytest.fixture
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``blt`` processes that start and import everything as they do for users."""
+    monkeypatch.setattr(subprocess, "Popen", preloaded.Popen.__base__)
 
 
 @pytest.fixture(scope="session")

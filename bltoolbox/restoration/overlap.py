@@ -123,8 +123,7 @@ def _sensitivity(lower: ImageLower) -> Tensor:
     """−∂_y d'(t; y) at t = y, entry by entry: how much of a change of y the lower level sees."""
     with torch.enable_grad():
         leaf = lower.y.detach().requires_grad_()
-        theta = lower.at.prepared["data_term"]
-        slope = lower.problem.data_term.gradient(theta, lower.y.detach(), leaf)
+        slope = lower.problem.data_term.gradient(lower.data_theta, lower.y.detach(), leaf)
         return -torch.autograd.grad(slope.sum(), leaf)[0]
 
 

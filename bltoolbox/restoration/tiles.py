@@ -7,6 +7,7 @@ known: if it could be visible, the picture is restarted with an overlap that suf
 
 Pictures smaller than the components can handle are extended by mirroring. An operator that takes a picture to be
 periodic or black beyond its border, which no photograph is, is given the `symmetric` rule instead: it would ring.
+Where an operator, a data term or a regularizer treats places differently, a picture is restored as a whole.
 """
 
 from __future__ import annotations
@@ -121,6 +122,9 @@ class Restorer:
                 f"operator {model.recipe.operator.name!r} needs {error} of each measurement, so it cannot restore"
                 " pictures; use Model.solve(y, context=…)"
             ) from error
+        self.cuts = (
+            self.margin is not None and model.problem.data_term.uniform and model.problem.regularizer.uniform
+        )
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float | None, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
@@ -140,7 +144,7 @@ class Restorer:
         sigma, estimated = self.noise(image, noise)
         height, width, planes = image.shape
         solve = self._solver(sigma, planes)
-        if self.margin is None or height * width <= self.tile**2:
+        if not self.cuts or height * width <= self.tile**2:
             cut = _Cut(_from_unit(solve(_to_unit(image)), image.dtype))
             if progress:
                 progress(1, 1)
@@ -284,6 +288,8 @@ class _Solver:
         model = self.restorer.model
         try:
             shape = self.problem.image_shape(model.theta, y)
+            if (sentence := model.check(shape)) is not None:
+                raise BltError(sentence)
             at = self.at.setdefault(shape, self.problem.at(model.theta, shape))
             tol = self.restorer.tol * math.sqrt(math.prod(shape))
             found = solve_cold(model.solver, at.on(y), tol, model.recipe.iteration_limit)

@@ -85,6 +85,7 @@ def test_nothing_slow_is_imported_before_it_is_needed(tmp_path: Path) -> None:
     assert imported(command("show", "agd")) == set()
 
 
+@pytest.mark.usefixtures("new_processes")
 def test_list_is_quick(blt: Run) -> None:
     """Half a second at most; processor time, so that a busy machine does not fail the test."""
     times = []

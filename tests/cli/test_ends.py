@@ -13,6 +13,7 @@ import pytest
 
 BLT = [sys.executable, "-m", "bltoolbox"]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+pytestmark = pytest.mark.usefixtures("new_processes")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 

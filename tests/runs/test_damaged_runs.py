@@ -326,6 +326,7 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
     "watch --json": lambda run, place: ["watch", str(run), "--json"],
     "report": lambda run, place: ["report", str(run), "-o", str(place / "page.html")],
     "compare": lambda run, place: ["compare", str(run), "-o", str(place / "figure.svg")],
+    "compare --json": lambda run, place: ["compare", str(run), "--json"],
     "compare --at": lambda run, place: ["compare", str(run), "--at", "99", "-o", str(place / "figure.svg")],
     "evaluate": lambda run, place: ["evaluate", str(run), "--json"],
     "apply": lambda run, place: ["apply", str(run), str(place / "picture.png"), "-o", str(place / "out.png")],
@@ -380,7 +381,10 @@ def readers(damage: str) -> list[str]:
         return ["compare --at", "evaluate", "apply", "report"]
     if damage.startswith("images"):
         return ["watch --json", "report"]
-    return ["resume", "resume, more", "watch --json", "report", "compare", "sweep"]
+    # Drawing takes longer than all the rest; only numbers that can be read come so far.
+    drawn = damage.startswith(("metrics ", "checks ", "timings ", "status "))
+    compare = "compare" if drawn else "compare --json"
+    return ["resume", "resume, more", "watch --json", "report", compare, "sweep"]
 
 
 def complaints(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from figures import drawn
 from helpers import flat, normal
 from skimage.metrics import peak_signal_noise_ratio
 from torch import Tensor
@@ -193,7 +194,8 @@ class TestInitialTheta:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     path = tmp_path_factory.mktemp("run") / "one"
-    return path, run(recipe(), out=path)
+    with drawn():
+        return path, run(recipe(), out=path)
 
 
 class TestRunDirectory:

@@ -1,0 +1,271 @@
+"""``blt`` in processes of their own that need not import torch: they are forked from a process that has.
+
+``Popen`` replaces ``subprocess.Popen`` in tests, for commands that begin with ``BLT``. The new process is a child of
+its caller like any other, with its own standard streams, folder, environment, command line, signals and exit code. Only
+its modules are already imported, and its figures are sketches. Other commands, commands on a terminal, commands with
+variables that Python or torch read at startup, and everything outside Linux are started as usual.
+
+The server is this file, run as a script. It forks twice and ends the process in the middle; the caller adopts
+orphans at that moment and so becomes the parent of the new process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+#: Runs the command line as a user would, without depending on where the script was installed.
+BLT = [sys.executable, "-m", "bltoolbox"]
+#: What is read only while a process starts, so that a fork cannot have other values than its server.
+_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH_", "MPL")
+_LIMIT = 1 << 20
+_ADOPT = 36  # PR_SET_CHILD_SUBREAPER
+#: Room for a command line and an environment in the places where /proc shows them.
+_ROOM = 1 << 15
+
+
+@dataclass(frozen=True)
+class _Request:
+    words: list[str]
+    folder: str
+    environment: dict[str, str]
+    #: Numbers of further descriptors, which follow the three of the standard streams.
+    passed: list[int]
+    new_session: bool
+
+
+class Popen(subprocess.Popen[Any]):
+    """A process, forked from the server if possible."""
+
+    def _execute_child(self, args: Any, executable: Any, *rest: Any) -> None:
+        names = ("preexec_fn", "close_fds", "pass_fds", "cwd", "env", "startupinfo", "creationflags", "shell")
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        more = ("restore_signals", "gid", "gids", "uid", "umask", "start_new_session", "process_group")
+        asked = dict(zip((*names, *pipes, *more), rest, strict=True))
+        streams = [
+            standard if asked[pipe] == -1 else asked[pipe]
+            for standard, pipe in enumerate(("p2cread", "c2pwrite", "errwrite"))
+        ]
+        environment = dict(os.environ if asked["env"] is None else asked["env"])
+        others = asked["preexec_fn"] or asked["shell"] or asked["process_group"] != -1
+        server = None if others or executable or args[:3] != BLT else _server()
+        if server is None or not server.can(environment, streams):
+            super()._execute_child(args, executable, *rest)  # type: ignore[misc]
+            return
+        request = _Request(
+            [os.fsdecode(word) for word in args[3:]],
+            os.path.abspath(asked["cwd"] or "."),
+            environment,
+            list(asked["pass_fds"]),
+            asked["start_new_session"],
+        )
+        self.pid = server.start(request, streams)
+        self._child_created = True
+        self._close_pipe_fds(*(asked[pipe] for pipe in pipes))  # type: ignore[attr-defined]
+
+
+class _Server:
+    """A process that has imported everything and forks when asked to."""
+
+    def __init__(self, control: socket.socket, environment: Mapping[str, str]) -> None:
+        self.control = control
+        self.owner = os.getpid()
+        self.at_start = _at_start(environment)
+
+    def can(self, environment: Mapping[str, str], streams: list[int]) -> bool:
+        """Whether a fork behaves like a new process; never in forks of the caller, which share its connection."""
+        terminals = any(os.isatty(stream) for stream in streams)
+        return os.getpid() == self.owner and not terminals and _at_start(environment) == self.at_start
+
+    def start(self, request: _Request, streams: list[int]) -> int:
+        """The number of the new process."""
+        with _adopting():
+            content = json.dumps(asdict(request)).encode()
+            socket.send_fds(self.control, [content], [*streams, *request.passed])
+            answer = self.control.recv(64)
+        if not answer:
+            raise RuntimeError("the process that forks commands for tests has ended")
+        return int(answer)
+
+
+_found: list[_Server] = []
+
+
+def _server() -> _Server | None:
+    """The server of this process, which is started when it is first needed."""
+    if not _found and sys.platform == "linux":
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), "-" * _ROOM],
+            env=inherited | {"ROOM": "-" * _ROOM},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        theirs.close()
+        atexit.register(_stop, mine, process, os.getpid())
+        _found.append(_Server(mine, inherited))
+    return _found[0] if _found else None
+
+
+def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    control.close()
+    if os.getpid() == owner:
+        process.wait()
+
+
+def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_AT_START) and name != "PYTHONPATH"
+    }
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Processes below this one that lose their parent become its children."""
+    library = ctypes.CDLL(None)
+    library.prctl(_ADOPT, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        library.prctl(_ADOPT, 0, 0, 0, 0)
+
+
+# The server
+
+
+def _preload() -> None:
+    """Everything that a command may import, but nothing that does something."""
+    for name in ("bltoolbox", "blt_builtins"):
+        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+            if not module.name.endswith("__main__") and ".testing" not in module.name:
+                importlib.import_module(module.name)
+    from figures import sketch
+
+    from bltoolbox.reports import writer
+
+    writer.draw = sketch
+
+
+def _serve(control: socket.socket) -> None:
+    """Fork when asked to, until nobody asks any more; returns in the new processes only, set up as requested."""
+    while True:
+        content, streams, _, _ = socket.recv_fds(control, _LIMIT, 64)
+        if not content:
+            os._exit(0)
+        request = _Request(**json.loads(content))
+        number, adopted = os.pipe(), os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            child = os.fork()
+            if child:
+                os.write(number[1], str(child).encode())
+                os._exit(0)
+            os.close(adopted[1])
+            os.read(adopted[0], 1)
+            for descriptor in (*number, adopted[0]):
+                os.close(descriptor)
+            control.close()
+            _become(request, streams)
+            return
+        os.waitpid(middle, 0)
+        answer = os.read(number[0], 64)
+        for descriptor in (*number, *adopted, *streams):
+            os.close(descriptor)
+        control.send(answer)
+
+
+def _become(request: _Request, streams: list[int]) -> None:
+    """Turn this fork into the process that was asked for."""
+    _found.clear()
+    if "sweep" in request.words or "--nproc" in request.words:
+        _fork_server(request, streams)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request.new_session:
+        os.setsid()
+    wanted = [0, 1, 2, *request.passed]
+    high = [os.dup2(stream, 100 + k, inheritable=False) for k, stream in enumerate(streams)]
+    for stream in streams:
+        os.close(stream)
+    for target, descriptor in zip(wanted, high, strict=True):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    places = filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:1] = [request.folder, *places]
+    importlib.invalidate_caches()
+    sys.argv = [str(Path(sys.modules["bltoolbox"].__file__ or "").with_name("__main__.py")), *request.words]
+    sys.orig_argv = [*BLT, *request.words]
+    _show_in_proc(sys.orig_argv, [f"{name}={value}" for name, value in request.environment.items()])
+
+
+def _fork_server(request: _Request, streams: list[int]) -> None:
+    """A server for the processes that this one is going to start, forked while everything is as it was loaded."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        mine.close()
+        for stream in streams:
+            os.close(stream)
+        _serve(theirs)
+        _command()
+    theirs.close()
+    _found.append(_Server(mine, request.environment))
+    subprocess.Popen = Popen  # type: ignore[misc]
+
+
+def _show_in_proc(words: list[str], environment: list[str]) -> None:
+    """Overwrite the memory that /proc shows as command line and environment; nothing else refers to it by now."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    for lines, place in ((words, 45), (environment, 47)):
+        start, end = int(fields[place]), int(fields[place + 1])
+        content = b"".join(os.fsencode(line) + b"\0" for line in lines)[: end - start - 1]
+        ctypes.memmove(start, content.ljust(end - start, b"\0"), end - start)
+
+
+def _command() -> NoReturn:
+    """Run the command and end as Python would, except that the modules are not taken down one by one."""
+    from bltoolbox.__main__ import main
+
+    code = 1
+    try:
+        main()
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _preload()
+    gc.collect()
+    gc.freeze()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _command()
