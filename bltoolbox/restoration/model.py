@@ -120,7 +120,7 @@ class Model(Shown):
             raise BltError(
                 f"the operator needs context: {error}; give one row for each measurement"
             ) from error
-        if (sentence := self.check(shape)) is not None:
+        if sentence := self.check(shape) or self.problem.data_term.check_measurements(batch):
             raise BltError(sentence)
         at = self.problem.restoring.at(self.theta, shape)
         tol = absolute(self.recipe.evaluation_tol, self.problem) if tol is None else tol

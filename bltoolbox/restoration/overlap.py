@@ -196,6 +196,9 @@ def _reach(problem: Variational, theta: Theta, strips: Tensor, around: Geometry)
     at = problem.at(theta, x.shape[1:])
     with torch.no_grad():
         y = problem.operator.apply(x, at.prepared["operator"], {})
+        if problem.data_term.check_measurements(y):  # strips of noise are darker than any picture
+            x = x.clamp_min(0)
+            y = problem.operator.apply(x, at.prepared["operator"], {})
         generator = keyed_generator("influence", "signs")
         signs = torch.randint(0, 2, y.shape[1:], generator=generator).to(y) * 2 - 1
         change = torch.stack([torch.ones_like(signs), signs] * len(strips))

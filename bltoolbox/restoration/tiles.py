@@ -289,13 +289,14 @@ class Restorer:
         # A gray picture in all channels has the same noise in each: in the direction of gray √C times as much.
         spread = math.sqrt(self.channels) if planes < self.channels else 1.0
         amount = None if sigma is None else sigma * spread
-        if amount is None or amount == trained:
+        rescales = self.problem.data_term.rescales
+        if amount is None or amount == trained or (sigma == trained and not rescales):
             return _Solver(self, self.problem, around)
         if trained is None:
             noise = self.model.recipe.noise
             how = "on recorded measurements" if noise is None else f"with noise {noise.name!r}"
             raise BltError(f"the model was trained {how}, which has no known level; omit the noise level")
-        if not self.problem.data_term.rescales:
+        if not rescales:
             name = self.model.recipe.data_term.name
             raise BltError(
                 f"a model with data term {name!r} cannot be carried to another noise level; omit the noise level"
@@ -342,6 +343,8 @@ class _Solver:
         y = torch.from_numpy(tile).permute(2, 0, 1).to(reference)
         # Samples and channels: the channels of one image, each an image of its own, or the same in all of them.
         y = y.unsqueeze(1) if channels == 1 else y.expand(channels, -1, -1).unsqueeze(0)
+        if sentence := self.problem.data_term.check_measurements(y):
+            raise BltError(sentence)
         x = self.solve(y, operator)
         x = x[:, 0] if channels == 1 else x[0]
         x = x.mean(0, keepdim=True) if planes < channels else x

@@ -311,10 +311,13 @@ class VariationalAt:
 
     def _mu(self, y: Tensor, context: Rows) -> Bound:
         """A true lower bound of the strong convexity of h; None when a component knows none."""
-        problem = self.problem
+        return add_bounds(self.data_convexity(y, context), self.prior_convexity)
+
+    def data_convexity(self, y: Tensor, context: Rows) -> Bound:
+        """A true lower bound of the strong convexity of h without its regularizer."""
         least, most = self.spectrum(context)
-        curvature, _ = problem.data_term.spectrum(self._data_theta(context), y)
-        return add_bounds(_lowest(curvature, least, most), self.prior_convexity, problem.strong_convexity)
+        curvature, _ = self.problem.data_term.spectrum(self._data_theta(context), y)
+        return add_bounds(_lowest(curvature, least, most), self.problem.strong_convexity)
 
     def lipschitz(self, y: Tensor, context: Rows) -> Bound:
         """A true upper bound of the Lipschitz constant of ∇h, or None when a component knows none."""

@@ -88,13 +88,11 @@ def assemble(
         raise refusal(recipe, "validation.patience", message)
     if evaluation is not None and (misfit := find_size_misfit(problem, theta, train.shape, evaluation.shape)):
         raise refusal(recipe, "evaluation", f"{misfit[1]}; use evaluation images of that size")
-    if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train)):
+    if ranks.first and (doubt := _find_doubt(recipe, problem)) and not _definite(problem, theta, train):
         log.warning(
-            "regularizer %r is not convex, and operator %r is not known to compensate: the lower level may have"
-            " several minimisers, and conjugate gradients may encounter negative curvature; set strong_convexity in the"
-            " recipe",
-            recipe.regularizer.name,
-            recipe.operator.name,
+            "%s: the lower level may have several minimisers, and conjugate gradients may encounter negative curvature;"
+            " set strong_convexity in the recipe",
+            doubt,
         )
     if ranks.first and validation is not None and not problem.measurable([metric], validation):
         log.warning(
@@ -134,12 +132,29 @@ def assemble(
     )
 
 
+def _find_doubt(recipe: Recipe, problem: Variational) -> str | None:
+    """What is not convex in the lower level."""
+    term, operator = recipe.data_term.name, recipe.operator.name
+    if not problem.data_term.convex:
+        return f"data term {term!r} is not convex"
+    if not problem.regularizer.convex:
+        return (
+            f"regularizer {recipe.regularizer.name!r} is not convex, and data term {term!r} with operator {operator!r}"
+            " is not known to compensate"
+        )
+    return None
+
+
 def _definite(problem: Variational, theta: Theta, train: Samples) -> bool:
     """Whether data term and ``strong_convexity`` together are known to make the lower level of the first sample
     convex."""
-    at = problem.at(theta, train.shape)
-    least, _ = at.spectrum(train.batch([0]).context)
-    return float(least or 0.0) + problem.strong_convexity > 0 and at.prior_convexity is not None
+    sample, at = train.batch([0]), problem.at(theta, train.shape)
+    convexity = at.data_convexity(sample.y, sample.context)
+    return (
+        convexity is not None
+        and bool(torch.as_tensor(convexity > 0).all())
+        and at.prior_convexity is not None
+    )
 
 
 _METHODS = ("lower_solver", "hypergradient", "sampler", "upper_optimizer")
