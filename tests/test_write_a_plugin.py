@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from environments import Environment, make_environment
+from preloaded import is_serving, serving
 
 GUIDE = ROOT / "docs" / "write-a-plugin.md"
 FENCE = re.compile(
@@ -52,42 +55,66 @@ def environment(tmp_path: Path) -> Environment:
     return made
 
 
-def run(block: Block, environment: Environment, folder: Path) -> str:
-    """A block of commands, each of which must succeed; what they say."""
+def variables(environment: Environment) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "BLT_"))}
-    settings = {
+    return inherited | {
         "PATH": f"{Path(environment.python).parent}{os.pathsep}{os.environ['PATH']}",
         "BLT_CACHE": os.environ["BLT_CACHE"],
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.text],
-        cwd=folder,
-        env=inherited | settings,
-        text=True,
-        encoding="utf-8",
-        capture_output=True,
-        timeout=300,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, (
-        f"{GUIDE.name}:{block.line}: exit code {done.returncode}\n{block.text}\n{said}"
-    )
+
+
+def commands(block: Block, environment: Environment) -> list[list[str]]:
+    """A block as one script for the shell, or line by line, so that what is simply ``blt …`` can be forked."""
+    shell = ["bash", "-euo", "pipefail", "-c"]
+    if not is_serving(environment.python) or "\\\n" in block.text:
+        return [[*shell, block.text]]
+    return [
+        [environment.python, "-m", "bltoolbox", *shlex.split(line)[1:]]
+        if re.match(r"blt [^|&;<>$`*?~]+$", line)
+        else [*shell, line]
+        for line in block.text.splitlines()
+    ]
+
+
+def run(block: Block, environment: Environment, folder: Path) -> str:
+    """A block of commands, each of which must succeed; what they say."""
+    said = ""
+    for command in commands(block, environment):
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=variables(environment),
+            text=True,
+            encoding="utf-8",
+            capture_output=True,
+            timeout=300,
+        )
+        said += done.stdout + done.stderr
+        assert done.returncode == 0, (
+            f"{GUIDE.name}:{block.line}: exit code {done.returncode}\n{block.text}\n{said}"
+        )
     return said
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the guide speaks to a POSIX shell")
-def test_the_guide_works_as_it_stands(environment: Environment, tmp_path: Path) -> None:
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_guide_works_as_it_stands(forked: bool, environment: Environment, tmp_path: Path) -> None:
     folder = tmp_path / "an empty folder"
     folder.mkdir()
     said = ""
-    for block in blocks():
-        if block.title:
-            path = folder / block.title
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
-        elif block.language == "sh" and not block.skipped:
-            said += run(block, environment, folder)
+    with contextlib.ExitStack() as stack:
+        if forked:
+            stack.enter_context(serving(environment.python, variables(environment)))
+        for block in blocks():
+            if block.title:
+                path = folder / block.title
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block.text, encoding="utf-8")
+            elif block.language == "sh" and not block.skipped:
+                if "pip install" in block.text:
+                    stack.close()  # what is installed now is seen by new processes only
+                said += run(block, environment, folder)
     assert "exit code 3" in said, "the recipe that is wrong on purpose is refused"
     assert "regularizer.nu: expected a number greater than 0" in said
     assert re.search(r"curvature-prior\s+ok\s+regularizer/curvature", said), said

@@ -245,7 +245,10 @@ def test_every_shipped_recipe_is_valid(registry: Registry) -> None:
         (["noise=0.2", "noise.level=0.1"], {"noise": Block("noise", "gaussian", {"level": 0.1})}),
         (["noise=uniform", "noise=0.1"], {"noise": Block("noise", "gaussian", {"level": 0.1})}),
         (["noise=0.1", "noise=uniform"], {"noise": Block("noise", "uniform", {"width": 0.1})}),
-        (["noise=0.1", "noise={name: uniform, width: 1/2}"], {"noise": Block("noise", "uniform", {"width": 0.5})}),
+        (
+            ["noise=0.1", "noise={name: uniform, width: 1/2}"],
+            {"noise": Block("noise", "uniform", {"width": 0.5})},
+        ),
         (["budget={computations: 1e3}"], {"budget": Budget(computations=1000.0)}),
         (["budget.seconds=5"], {"budget": Budget(steps=2, seconds=5.0)}),
         (["budget.seconds=5", "budget={steps: 9}"], {"budget": Budget(steps=9, seconds=5.0)}),
