@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.memory import keep_freed_memory
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.reports.figures import plot, show_images
+    from bltoolbox.restoration.given import Images
     from bltoolbox.restoration.model import Model, solve
     from bltoolbox.restoration.results import RunResult
     from bltoolbox.training.experiment import Experiment
@@ -25,6 +26,7 @@ IMPORTED_AT = time.time()
 
 __all__ = [
     "Experiment",
+    "Images",
     "Model",
     "RunResult",
     "__version__",
@@ -39,6 +41,7 @@ __all__ = [
 
 _HOMES = {
     "Experiment": "bltoolbox.training.experiment",
+    "Images": "bltoolbox.restoration.given",
     "Model": "bltoolbox.restoration.model",
     "RunResult": "bltoolbox.restoration.results",
     "keep_freed_memory": "bltoolbox.bilevel.memory",

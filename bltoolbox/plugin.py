@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.reading import LOG as LOG
     from bltoolbox.config.reading import MASK as MASK
     from bltoolbox.config.reading import PIXELS as PIXELS
+    from bltoolbox.config.reading import RECORDED as RECORDED
     from bltoolbox.config.reading import TABLE as TABLE
     from bltoolbox.config.reading import FileRefused as FileRefused
     from bltoolbox.config.reading import Limit as Limit
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.layout import image_layout as image_layout
     from bltoolbox.restoration.npy import map_array as map_array
     from bltoolbox.restoration.npy import read_array as read_array
+    from bltoolbox.restoration.pictures.files import read_pixels as read_pixels
     from bltoolbox.restoration.pictures.images import SUFFIXES as SUFFIXES
     from bltoolbox.restoration.pictures.images import Header as Header
     from bltoolbox.restoration.pictures.images import ImageError as ImageError
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.results import RunResult as RunResult
     from bltoolbox.restoration.roles import Data as Data
     from bltoolbox.restoration.roles import DataTerm as DataTerm
+    from bltoolbox.restoration.roles import Forward as Forward
     from bltoolbox.restoration.roles import Noise as Noise
     from bltoolbox.restoration.roles import Operator as Operator
     from bltoolbox.restoration.roles import Potentials as Potentials
@@ -173,6 +176,7 @@ _HOME = {
         "Limit",
         "MASK",
         "PIXELS",
+        "RECORDED",
         "TABLE",
         "file_size",
         "open_file",
@@ -182,6 +186,7 @@ _HOME = {
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
     "bltoolbox.restoration.layout": ("image_layout",),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),
+    "bltoolbox.restoration.pictures.files": ("read_pixels",),
     "bltoolbox.restoration.pictures.images": (
         "SUFFIXES",
         "Header",
@@ -193,6 +198,7 @@ _HOME = {
     "bltoolbox.restoration.roles": (
         "Data",
         "DataTerm",
+        "Forward",
         "Noise",
         "Operator",
         "Potentials",

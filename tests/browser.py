@@ -80,7 +80,7 @@ class Page:
         self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait("document.documentElement?.dataset.ready === 'true'")
-        self.settle()
+        self.wait_for_frames()
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
@@ -95,7 +95,7 @@ class Page:
             assert time.monotonic() < end, f"{script} did not become true; the page said {self.complaints}"
             time.sleep(0.05)
 
-    def settle(self) -> None:
+    def wait_for_frames(self) -> None:
         """Two frames, so that what was asked for is drawn."""
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
@@ -120,18 +120,18 @@ class Page:
             at = tuple(a + (b - a) * k / 4 for a, b in zip(start, end, strict=True))
             self.mouse("mouseMoved", (at[0], at[1]), button="left", buttons=1)
         self.mouse("mouseReleased", end, button="left", clickCount=1)
-        self.settle()
+        self.wait_for_frames()
 
     def click(self, selector: str) -> None:
         at = self.place(selector)
         self.mouse("mousePressed", at, button="left", buttons=1, clickCount=1)
         self.mouse("mouseReleased", at, button="left", clickCount=1)
-        self.settle()
+        self.wait_for_frames()
 
     def press(self, key: str, **more: Any) -> None:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **more)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
-        self.settle()
+        self.wait_for_frames()
 
     def prefer(self, **features: str) -> None:
         """Media features, e.g. ``prefer(color_scheme="dark")``."""

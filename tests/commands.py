@@ -14,12 +14,12 @@ Call = Callable[..., Result]
 
 
 def caller(command: str, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Calls ``blt command …``: its exit code and what it said, which is never a traceback."""
+    """Calls ``blt command …``, or ``blt …`` if it is empty: its exit code and output, which is never a traceback."""
 
     def call(*arguments: str) -> Result:
         capfd.readouterr()
         with pytest.raises(SystemExit) as done:
-            main([command, *arguments])
+            main([command, *arguments] if command else arguments)
         result = subprocess.CompletedProcess(arguments, int(done.value.code or 0), *capfd.readouterr())
         assert "Traceback" not in result.stdout + result.stderr
         return result

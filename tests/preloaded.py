@@ -118,16 +118,18 @@ def _server(python: str) -> _Server | None:
 
 @contextlib.contextmanager
 def serving(python: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Fork the commands of another interpreter within this block, with the packages that it has at the beginning."""
+    """Fork the commands of an interpreter within this block, with the packages that it has at the beginning."""
     if sys.platform != "linux":
         yield
         return
     server, process = _start(python, environment)
+    before = dict(_servers)
     _servers[python] = server
     try:
         yield
     finally:
-        del _servers[python]
+        _servers.clear()
+        _servers.update(before)
         _stop(server, process)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
-from bltoolbox.restoration.from_recipe import build_problem
+from bltoolbox.restoration.from_recipe import build, build_problem
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.variational import join
 from bltoolbox.testing import smooth_images
@@ -39,7 +39,7 @@ def toy_model(**settings: Any) -> Model:
     )
     dtype = getattr(torch, recipe.dtype)
     theta = {name: value.to(dtype) for name, value in theta.items()}
-    return Model(problem, registry.build(recipe.lower_solver), theta, recipe)
+    return Model(problem, build(recipe, "lower_solver", registry), theta, recipe)
 
 
 def clean_picture(height: int, width: int, channels: int = 3, seed: int = 0) -> NDArray[Any]:

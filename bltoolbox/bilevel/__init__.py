@@ -1,5 +1,7 @@
 """The mathematics: roles and records, the lower-level loop, linear systems, the oracle, error bounds, warm starts.
 
-Knows tasks, not images; no recipe and no component by name. May import ``distributed``. A change here can break
+Knows tasks, not images; no recipe and no component by name. What is certified or estimated about the accuracy of
+values and hypergradients is in ``bounds``, what a call costs in ``records`` and ``tally``. A new method is a
+component in ``plugins/blt_builtins``, not a file here. May import ``distributed``. A change here can break
 correctness of every method, exact resume, and speed: its tests compare with closed forms and finite differences.
 """

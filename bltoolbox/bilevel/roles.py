@@ -77,10 +77,11 @@ class Parametric(Role):
         return {}
 
     def prepare(self, theta: Theta) -> Theta:
-        """θ with quantities derived from it once and used often; every other method receives the result, except
-        ``project`` and ``penalty``, which receive θ itself.
+        """θ with quantities derived from it once and used often. The methods that compute with θ receive the result.
 
-        It must contain the entries of θ under their names, and be differentiable in them.
+        It must contain the entries of θ under their names, and be differentiable in them. Methods that change θ
+        (``upgrade``, ``project``, ``project_gradient``) receive θ itself, and so do ``penalty`` and
+        ``pairing_gradients``.
         """
         return theta
 

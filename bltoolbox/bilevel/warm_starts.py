@@ -248,8 +248,7 @@ class Stores(dict[str, Store]):
 
 def mapped_copy(rows: Tensor, folder: Path | None) -> Tensor:
     """A copy that takes no memory of the process: in a mapped file without a name."""
-    parked = _mapped(rows.numel(), rows.dtype, folder).view(rows.shape)
-    return parked.copy_(rows)
+    return _mapped(rows.numel(), rows.dtype, folder).view(rows.shape).copy_(rows)
 
 
 def _mapped(numbers: int, dtype: torch.dtype, folder: Path | None) -> Tensor:

@@ -1,7 +1,8 @@
 """The command line. Each file here contains one group of commands and adds them in its ``register(app)``.
 
-Commands raise; this file alone turns an error into one line on stderr and an exit code, and shows a traceback only with
-``--debug``. Nothing slow is imported before a command runs.
+May import everything; nothing imports it. Commands raise; this file alone turns an error into one line on stderr and
+an exit code, and shows a traceback only with ``--debug``. Nothing slow is imported before a command runs. A change
+here can break scripts that call ``blt``: options, exit codes, JSON on stdout.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE.py", help="Also load this plugin file; repeatable."),
 ]
-
-
+RunDirectories = Annotated[
+    list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps.")
+]
 MetricNames = Annotated[
     str, typer.Option("--metric", metavar="NAMES", help="What to measure, e.g. psnr,ssim,nrmse.")
 ]

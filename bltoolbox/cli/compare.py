@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show
+from bltoolbox.cli.common import Debug, Json, Plugins, RunDirectories, open_registry, print_json, say, show
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def compare_runs(
-    directories: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps."),
-    ],
+    directories: RunDirectories,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FIG", help="The .png, .svg or .pdf file to write.")
     ] = FIGURE,

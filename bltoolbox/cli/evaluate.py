@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,18 +39,22 @@ def evaluate(
     """Measure a trained model on its evaluation images.
 
     Images are degraded as in the recipe, with noise that depends only on the seed and the image, and restored from a
-    cold start to evaluation_tol. Overrides choose other images or another accuracy. The training images are not needed.
+    cold start to evaluation_tol; recorded measurements are taken as they are. Metrics refer to the range of values of
+    the data. Overrides choose other images or another accuracy. The training images are not needed.
 
     For example: blt evaluate runs/denoise/2026-01-31_12-00-00 evaluation='{name: array, path: test.npy}'
     """
-    from bltoolbox.restoration.metrics import pick_listed
+    from bltoolbox.restoration.metrics import DECIDING, pick_listed
 
     targets, overrides = split_overrides(arguments)
     if len(targets) != 1:
         raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
-    metrics = pick_listed(metric)
-    found = _measure(targets[0], overrides, metrics, registry)
+    found = _measure(targets[0], overrides, pick_listed(metric, DECIDING), registry)
+    if not (metrics := found.metrics):
+        raise UsageError(
+            "the true images of the evaluation data are not known, so that nothing can be measured; use --metric loss"
+        )
     if as_json:
         print_json(
             {
@@ -101,7 +106,8 @@ def _measure(
         raise UsageError(
             f"the regularizer cannot be overridden: θ was trained for {model.recipe.regularizer.name!r}"
         )
-    problem, solver = build_problem(recipe, registry), build(recipe, "lower_solver", registry)
+    problem = replace(build_problem(recipe, registry), range=model.range)
+    solver = build(recipe, "lower_solver", registry)
     samples = evaluation_samples(recipe, problem, registry)
     theta = {name: value.to(samples.device, samples.dtype) for name, value in model.theta.items()}
     return restore(

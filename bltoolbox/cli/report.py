@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Plugins, open_registry, say
+from bltoolbox.cli.common import Debug, Plugins, RunDirectories, open_registry, say
 from bltoolbox.config.names import REPORT_FILE
 
 REPORT = Path(REPORT_FILE)
@@ -19,10 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    directories: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps."),
-    ],
+    directories: RunDirectories,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="The .html file to write.")
     ] = REPORT,

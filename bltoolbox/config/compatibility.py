@@ -102,6 +102,12 @@ def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) ->
         yield Misfit(
             "lower_solver", "constraint", f"{solver!r} cannot keep x in the constraint {constraint!r}"
         )
+    data, loss = (blocks.get(section) for section in ("data", "upper_loss"))
+    theirs = traits_of(data.kind, data.name) if data else None
+    needy = traits_of(loss.kind, loss.name) if loss else None
+    if theirs and needy and "clean" not in theirs.offers and "needs_truth" in needy.flags:
+        assert data is not None and loss is not None
+        yield Misfit("upper_loss", "data", _truth_sentence(loss.name, data.name))
     demands = (
         ("full_batch", "sampler", "full", "all data at each step, which sampler {!r} does not provide"),
         (
@@ -115,6 +121,21 @@ def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) ->
         if (name := who_needs("upper_optimizer", need)) and not gives(section, flag):
             sentence = f"upper_optimizer {name!r} needs {what.format(blocks[section].name)}"
             yield Misfit(section, "upper_optimizer", sentence)
+
+
+def _truth_sentence(loss: str, data: str) -> str:
+    return f"{loss!r} compares with true images, which data {data!r} does not have"
+
+
+def without_truth(loss: str, data: str, registry: Registry) -> str:
+    """The same, with losses that fit, for data that have no true images because of their options."""
+    names = [
+        one.name
+        for one in registry.components("upper_loss")
+        if "needs_truth" not in one.signature().traits.flags
+    ]
+    advice = f"; use {listed(names[:CHOICES], 'or')}, or give true images" if names else "; give true images"
+    return _truth_sentence(loss, data) + advice
 
 
 def _advice(

@@ -55,6 +55,22 @@ class Component:
     summary: str
 
 
+_GIVEN = "bltoolbox.restoration.given"
+#: Stand-ins for data that were given from Python, which only the recipes of such runs name. They are not listed.
+STAND_INS = {
+    (component.kind, component.name): component
+    for component in (
+        Component("data", "python", f"{_GIVEN}:FromPython", "True images, given from Python."),
+        Component(
+            "data", "python-pairs", f"{_GIVEN}:PairsFromPython", "Images and measurements, given from Python."
+        ),
+        Component(
+            "data", "python-measured", f"{_GIVEN}:MeasuredFromPython", "Measurements, given from Python."
+        ),
+    )
+}
+
+
 @hookspec
 def blt_components() -> Iterable[Component]:  # type: ignore[empty-body]
     """Return the components this plugin offers. Must not import torch or anything slow."""

@@ -103,6 +103,13 @@ NPY_HEADER = Limit("the header of an .npy file", 10_000, "bytes", "numpy evaluat
 MASK = Limit("a mask", 2**27, "elements", "1 GiB in float64", "BLT_MAX_MASK")
 KERNEL = Limit("a blur kernel", 2**20, "elements", "e.g. 1024 rows and columns; `--kernel` takes up to 255")
 ARRAY_IMAGES = Limit("the images of an array", 2**27, "images", "a run keeps a few bytes for each one")
+RECORDED = Limit(
+    "a sample of recorded data",
+    2**28,
+    "elements",
+    "1 GiB in float32; also a chunk of an HDF5 dataset, which is decompressed whole",
+    "BLT_MAX_RECORDED",
+)
 PIXELS = Limit(
     "an image", 2**28 // 3, "pixels", "256 MiB in RGB; also one image of an array", "BLT_MAX_PIXELS"
 )
@@ -123,6 +130,7 @@ LIMITS = (
         MASK,
         KERNEL,
         ARRAY_IMAGES,
+        RECORDED,
         PIXELS,
         IMAGE_FILE,
         SAMPLES,

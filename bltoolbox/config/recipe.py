@@ -82,7 +82,8 @@ class Validation:
         checks: Number of times the held-out images are restored, evenly over the budget.
         patience: Checks without improvement after which the run stops early; never by default.
         evaluation: Also restore the evaluation images at each check and log their metric, which never affects the run.
-        metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), or nrmse.
+        metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), nrmse, or
+            loss, the mean of the upper loss, which may need no true images.
     """
 
     count: Annotated[int, Ge(0)] = 16
@@ -135,7 +136,7 @@ class Recipe(Shown):
         noise: What happens to A x when it is measured; a number is the standard deviation of Gaussian noise, for
             images in [0, 1]. Null where measurements were recorded.
         data_term: How far a reconstruction is from its measurements.
-        constraint: What a restored image must satisfy; box is [0, 1].
+        constraint: What a restored image must satisfy; box is the range of values of the data, [0, 1] for most.
         strong_convexity: μ of a term (μ/2)‖x‖² added to the lower level.
         regularizer: R_θ, whose parameters are learned.
         upper_loss: The loss of a reconstruction, minimised over θ.
@@ -156,7 +157,7 @@ class Recipe(Shown):
         chunk: Samples solved at once.
         workers: Threads that read and decode images; 0 reads them in the main thread. They do not affect the result.
         iteration_limit: Maximum number of iterations of one lower-level solve.
-        evaluation_tol: Accuracy of the restored images when evaluating.
+        evaluation_tol: Accuracy of the restored images when evaluating, relative to the width of their range of values.
     """
 
     version: Annotated[int, Ge(1), Le(FORMAT)] = FORMAT
@@ -227,9 +228,16 @@ class Recipe(Shown):
 
 
 def load_recipe(
-    source: str | Path, overrides: Sequence[str] = (), registry: Registry | None = None
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    registry: Registry | None = None,
+    *,
+    data_given: bool = False,
 ) -> Recipe:
-    """Read a recipe: a file, or the name of a shipped recipe."""
+    """Read a recipe: a file, or the name of a shipped recipe.
+
+    With ``data_given`` it may lack its section ``data``, because ``run`` is given data from Python.
+    """
     path = find_recipe(source)
     file = str(path)
     try:
@@ -248,7 +256,7 @@ def load_recipe(
         before = raw[: error.start].decode("utf-8-sig", "replace").split("\n")
         problem = Problem("the file is not UTF-8 text", file, len(before), len(before[-1]) + 1)
         raise RecipeError([problem]) from error
-    return parse_recipe(text, file, overrides, registry)
+    return parse_recipe(text, file, overrides, registry, data_given=data_given)
 
 
 def parse_recipe(
@@ -256,6 +264,8 @@ def parse_recipe(
     file: str = "<recipe>",
     overrides: Sequence[str] = (),
     registry: Registry | None = None,
+    *,
+    data_given: bool = False,
 ) -> Recipe:
     """Read a recipe from its text; ``file`` is its name in messages, and determines name and folder."""
     document = parse(text, Spot(file))
@@ -266,6 +276,8 @@ def parse_recipe(
         raise RecipeError([document.root.problem(message)])
     if not isinstance(document.data, dict):
         raise RecipeError(document.problems)
+    if data_given:
+        document.data.setdefault("data", {"name": "python"})
     path = None if file.startswith("<") else Path(file)
     name = path.stem if path else "recipe"
     return _resolve(document, overrides, registry, text=text, name=name, folder=path.parent if path else None)
@@ -277,6 +289,20 @@ def recipe_from_dict(
     """A recipe from plain data, as ``to_dict`` returns it; may contain blocks and settings objects."""
     document = Document({key: plain(value) for key, value in settings.items()}, Spot("<recipe>"))
     return _resolve(document, overrides, registry, text="")
+
+
+def with_data(
+    recipe: Recipe, sections: Mapping[str, Block], overrides: Sequence[str] = (), recorded: bool = False
+) -> Recipe:
+    """A recipe with other data, checked again; ``recorded`` measurements have no noise, unless the recipe gives
+    some, which is refused."""
+    settings = recipe.to_dict() | {key: block.to_dict() for key, block in sections.items()}
+    given = recipe.document.data if recipe.document else {}
+    if recorded and given.get("noise") is None:
+        del settings["noise"]
+    found = recipe_from_dict(settings, overrides)
+    document = recipe.document or found.document  # where the problems of a file are
+    return replace(found, text=recipe.text, name=recipe.name, folder=recipe.folder, document=document)
 
 
 def shipped_recipes() -> dict[str, Path]:

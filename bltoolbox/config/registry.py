@@ -30,7 +30,7 @@ import pluggy
 
 from bltoolbox.config import hooks as hookspecs
 from bltoolbox.config.block import Block
-from bltoolbox.config.hooks import API_VERSION, KINDS, PROJECT, ROLES, Component
+from bltoolbox.config.hooks import API_VERSION, KINDS, PROJECT, ROLES, STAND_INS, Component
 from bltoolbox.config.wording import did_you_mean, reason_of
 from bltoolbox.errors import MissingError, UsageError
 
@@ -150,6 +150,9 @@ class Registry:
 
     def get(self, kind: str, name: str) -> Registered:
         """The component of that kind and name; MissingError with a suggestion if there is none or more than one."""
+        if (kind, name) in STAND_INS:
+            core = Plugin("core", PROJECT, "", PROJECT)
+            return Registered(STAND_INS[kind, name], core.distribution, core.version, core)
         group = self._found.get((kind, name), [])
         if len(group) > 1:
             raise MissingError(self._clash(group))
@@ -288,6 +291,8 @@ def _check(one: Any) -> None:
         raise _Refused(f"{one.kind!r} is not a kind of component{did_you_mean(one.kind, KINDS)}")
     if not NAME.fullmatch(one.name):
         raise _Refused(f"the component name {one.name!r} is not of the form 'my-name'")
+    if (one.kind, one.name) in STAND_INS:
+        raise _Refused(f"the name {one.name!r} stands for data that are given from Python; choose another")
     if not TARGET.fullmatch(one.target):
         raise _Refused(f"the target {one.target!r} of {one.name!r} is not of the form 'package.module:Class'")
 

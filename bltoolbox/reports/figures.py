@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from bltoolbox.errors import UsageError
-from bltoolbox.restoration.variational import split
+from bltoolbox.restoration.layout import to_unit
+from bltoolbox.restoration.metrics import UNIT, Range
 from bltoolbox.runs.files import write_bytes
+from bltoolbox.runs.metric import Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,28 +56,35 @@ def show_images(result: RunResult) -> Figure:
 
 
 def restored(result: RunResult) -> Figure | None:
-    """Clean, measured, baseline (if there is one) and restored: one row per evaluation image."""
+    """Clean (if known), measured, baseline (if there is one) and restored: one row per evaluation image."""
     evaluation, baseline = result.evaluation, result.baseline
     if evaluation is None or not evaluation.images:
         return None
-    titles = (
-        ["clean", "measured"]
-        + ([result.model.recipe.baseline.name] if baseline and result.model.recipe.baseline else [])
-        + ["restored"]
-    )
-    rows, columns, metric = len(evaluation.images), len(titles), evaluation.metric
-    figure = _figure(2.6 * columns, 2.72 * rows)
-    axes = figure.subplots(rows, columns, squeeze=False)
+    metric, rows = evaluation.metric, []
     for i, image in enumerate(evaluation.images):
-        pictures = [(image.x_true, None), (image.start, evaluation.before[metric.name][i])]
-        if baseline:
-            pictures.append((baseline.images[i].x, baseline.after[metric.name][i]))
-        pictures.append((image.x, evaluation.after[metric.name][i]))
-        for j, (picture, value) in enumerate(pictures):
-            _show(axes[i, j], picture)
-            label = titles[j] if value is None else f"{titles[j]}  {metric.show(value)}"
-            axes[i, j].set_title(label if j else f"{evaluation.labels[i]}, clean", fontsize=9, color=_INK)
+        row: list[tuple[str, Tensor, float | None]] = []
+        if image.x_true is not None:
+            row.append(("clean", image.x_true, None))
+        row.append(("measured", image.start, _value(evaluation.before, metric, i)))
+        if baseline and result.model.recipe.baseline:
+            row.append(
+                (result.model.recipe.baseline.name, baseline.images[i].x, _value(baseline.after, metric, i))
+            )
+        row.append(("restored", image.x, _value(evaluation.after, metric, i)))
+        rows.append(row)
+    figure = _figure(2.6 * len(rows[0]), 2.72 * len(rows))
+    axes = figure.subplots(len(rows), len(rows[0]), squeeze=False)
+    for i, row in enumerate(rows):
+        for j, (title, picture, value) in enumerate(row):
+            _show(axes[i, j], picture, evaluation.range)
+            label = title if metric is None or value is None else f"{title}  {metric.show(value)}"
+            text = label if j else f"{evaluation.labels[i]}, {label}"
+            axes[i, j].set_title(text, fontsize=9, color=_INK)
     return figure
+
+
+def _value(values: Mapping[str, Sequence[float]], metric: Metric | None, i: int) -> float | None:
+    return None if metric is None else values[metric.name][i]
 
 
 def curves(result: RunResult) -> Figure | None:
@@ -113,8 +123,8 @@ def curves(result: RunResult) -> Figure | None:
 
 def filters(result: RunResult) -> Figure | None:
     """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
-    regularizer = result.model.problem.regularizer
-    pictures = regularizer.pictures(split(result.theta, "regularizer"))
+    model = result.model
+    pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
     if pictures is None:
         return None
     columns = min(len(pictures), 10)
@@ -151,8 +161,8 @@ def _shown_figure() -> type[Figure]:
     return ShownFigure
 
 
-def _show(axes: Any, picture: Tensor) -> None:
-    image = picture.float().clamp(0, 1).permute(1, 2, 0).numpy()
+def _show(axes: Any, picture: Tensor, span: Range = UNIT) -> None:
+    image = to_unit(picture, span).permute(1, 2, 0).numpy()
     axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.axis("off")
 

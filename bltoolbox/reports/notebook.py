@@ -54,7 +54,7 @@ def evaluation_html(evaluation: Evaluation) -> str:
     metrics = evaluation.metrics
     pairs = [(m, evaluation.before[m.name], evaluation.after[m.name]) for m in metrics]
     means = [m.number(mean(m.name)) for m in metrics for mean in (evaluation.mean_before, evaluation.mean)]
-    rows = [["mean", *means]]
+    rows = [["mean", *means]] if means else []
     for number, label in enumerate(evaluation.labels[:_SHOWN]):
         rows.append([label, *(m.number(values[number]) for m, *both in pairs for values in both)])
     if (more := len(evaluation.labels) - _SHOWN) > 0:

@@ -18,9 +18,8 @@ from bltoolbox.restoration.metrics import UNIT, ImageMetric
 from bltoolbox.restoration.pictures.files import FORMATS, Picture, read_picture, write_picture
 from bltoolbox.restoration.pictures.images import ImageError
 from bltoolbox.restoration.pictures.jobs import Job, find_truth
+from bltoolbox.restoration.samples import LUMA
 from bltoolbox.restoration.tiles import Progress, Report, Restorer
-
-_LUMA = np.array([0.299, 0.587, 0.114])
 
 
 @dataclass
@@ -152,7 +151,7 @@ def _alike(truth: NDArray[Any], channels: int) -> NDArray[Any]:
     if truth.shape[2] == 1:
         return np.repeat(truth, channels, axis=2)
     top = np.iinfo(truth.dtype).max if truth.dtype.kind == "u" else 1
-    return (truth @ _LUMA / top)[..., None]
+    return (truth @ np.array(LUMA) / top)[..., None]
 
 
 def _known(value: float) -> float | None:

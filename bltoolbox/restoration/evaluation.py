@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,25 +17,29 @@ from bltoolbox.bilevel.tensors import detached
 from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
-from bltoolbox.errors import NumericalError
-from bltoolbox.restoration.metrics import measure, pick
+from bltoolbox.errors import BltError, NumericalError
+from bltoolbox.restoration.metrics import DECIDING, LOSS, UNIT, ImageMetric, Range, measure, pick, values_in
+from bltoolbox.restoration.roles import Sample
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import Variational
+from bltoolbox.restoration.variational import BoundOperator, ImageLower, Variational, VariationalAt
 from bltoolbox.runs.metric import Metric
 
 
 @dataclass(frozen=True)
 class Restored:
-    """One evaluated image, kept for pictures (CPU)."""
+    """One evaluated image, kept for pictures (CPU), and the true one where it is known."""
 
-    x_true: Tensor
     start: Tensor
     x: Tensor
+    x_true: Tensor | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
-    """Each metric of each image by name, before (the cold start) and after; the first metric is the deciding one."""
+    """Each metric of each image by name, before (the cold start) and after; the first metric is the deciding one.
+
+    There are none where the true images are not known.
+    """
 
     metrics: tuple[Metric, ...]
     before: dict[str, list[float]]
@@ -43,28 +47,38 @@ class Evaluation(Shown):
     labels: list[str]
     iterations: int
     images: list[Restored] = field(default_factory=list, repr=False)
+    #: The values between which images lie.
+    range: Range = UNIT
 
     def __repr__(self) -> str:
         count = len(self.labels)
-        return f"Evaluation({count} image{'s' * (count != 1)}, {self.summary})"
+        return f"Evaluation({', '.join(filter(None, [f'{count} image' + 's' * (count != 1), self.summary]))})"
 
     @property
-    def metric(self) -> Metric:
-        return self.metrics[0]
+    def metric(self) -> Metric | None:
+        return self.metrics[0] if self.metrics else None
 
     @property
     def summary(self) -> str:
-        """The means of the deciding metric: ``PSNR 20.17 -> 28.31 dB``."""
+        """The means of the deciding metric: ``PSNR 20.17 -> 28.31 dB``; empty without one."""
         metric = self.metric
+        if metric is None:
+            return ""
         return f"{metric.label} {metric.number(self.mean_before())} -> {metric.show(self.mean())}"
 
-    def mean_before(self, name: str | None = None) -> float:
-        """The mean of a metric over the cold starts; of the deciding metric if none is named."""
-        return _mean(self.before[name or self.metric.name])
+    def mean_before(self, name: str | None = None) -> float | None:
+        """The mean of a metric over the cold starts, of the deciding one if none is named; None if it was not
+        measured."""
+        return self._mean(self.before, name)
 
-    def mean(self, name: str | None = None) -> float:
-        """The mean of a metric over the restored images; of the deciding metric if none is named."""
-        return _mean(self.after[name or self.metric.name])
+    def mean(self, name: str | None = None) -> float | None:
+        """The mean of a metric over the restored images, of the deciding one if none is named; None if it was not
+        measured."""
+        return self._mean(self.after, name)
+
+    def _mean(self, values: Mapping[str, Sequence[float]], name: str | None) -> float | None:
+        each = values.get(name or (self.metric.name if self.metric else ""), ())
+        return sum(each) / len(each) if each else None
 
     def values_of(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
         """The metrics of one image, before and after."""
@@ -100,15 +114,21 @@ def evaluate(
 ) -> Evaluation:
     """Restore ``samples`` from a cold start and measure; the first of ``metrics`` is the deciding one.
 
-    The first ``keep`` images are returned with the figures.
+    Metrics that need the true images are left out where these are not known. ``tol`` is relative to the width of the
+    range of values. The first ``keep`` images are returned with the figures.
 
     On several ranks each restores some; all get the figures, and rank 0 the images.
     """
-    at = problem.at(theta, samples.shape)
+    if samples.range != problem.range:
+        raise BltError(
+            f"the model is for images with {values_in(problem.range)}, but these have {values_in(samples.range)}"
+        )
     positions = range(len(samples)) if positions is None else positions
     mine = range(ranks.rank, len(positions), ranks.size)
     images: dict[int, Restored] = {}
-    wanted = pick(metrics)
+    wanted = problem.measurable(pick(metrics, DECIDING), samples)
+    views = _views(problem, theta, samples, wanted, keep)
+    distance = absolute(tol, problem)
 
     def work() -> dict[str, Any]:
         before: dict[str, list[float]] = {metric.name: [] for metric in wanted}
@@ -117,18 +137,20 @@ def evaluate(
         with allowed(), detached():
             for first in range(0, len(mine), chunk):
                 places = mine[first : first + chunk]
-                sample = samples.batch([positions[place] for place in places])
-                x_true, lower = sample.truth, at.on(sample.y, sample.context)
-                assert x_true is not None
-                solution = solve_cold(solver, lower, tol, limit)
-                start = lower.start()
-                for values, x in ((before, start), (after, solution.x)):
-                    for name, more in measure(wanted, x, x_true, samples.range).items():
-                        values[name] += more
-                iterations += int(solution.iterations.sum())
-                for place, *triple in zip(places, x_true, start, solution.x, strict=True):
-                    if place < keep:
-                        images[place] = Restored(*(image.cpu().contiguous() for image in triple))
+                for view in views:
+                    sample = view.samples.batch([positions[place] for place in places])
+                    lower = view.at.on(sample.y, sample.context)
+                    solution, start = solve_cold(solver, lower, distance, limit), lower.start()
+                    for values, x in ((before, start), (after, solution.x)):
+                        for name, more in view.measure(sample, lower, x).items():
+                            values[name] += more
+                    iterations += int(solution.iterations.sum())
+                    if view is not views[0]:
+                        continue
+                    rows = [start, solution.x] + ([] if sample.truth is None else [sample.truth])
+                    for place, *row in zip(places, *rows, strict=True):
+                        if place < keep:
+                            images[place] = Restored(*(image.cpu().contiguous() for image in row))
         return {"before": before, "after": after, "iterations": iterations}
 
     parts = ranks.each("evaluation", work)
@@ -145,11 +167,48 @@ def evaluate(
         labels,
         sum(part["iterations"] for part in parts),
         [images[place] for place in sorted(images)],
+        samples.range,
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def absolute(tol: float, problem: Variational) -> float:
+    """A tolerance of images in [0, 1], for images in the range of a problem."""
+    low, high = problem.range
+    return tol * (high - low)
+
+
+@dataclass(frozen=True)
+class _View:
+    """The samples with the measurements that some metrics are about, and the problem to restore them with."""
+
+    at: VariationalAt
+    samples: Samples
+    metrics: tuple[ImageMetric, ...]
+
+    def measure(self, sample: Sample, lower: ImageLower, x: Tensor) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        if of_images := [metric for metric in self.metrics if metric != LOSS]:
+            assert sample.truth is not None
+            found |= measure(of_images, x, sample.truth, self.samples.range)
+        if LOSS in self.metrics:
+            upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
+            found[LOSS.name] = upper.value(x).tolist()
+        return found
+
+
+def _views(
+    problem: Variational, theta: Theta, samples: Samples, metrics: tuple[ImageMetric, ...], keep: int
+) -> list[_View]:
+    """One, unless the loss splits measurements: then it is measured as in training, and everything else of the
+    measurements as they are."""
+    trained = problem.at(theta, samples.shape)
+    if samples.as_in_training is samples:
+        return [_View(trained, samples, metrics)]
+    views = [_View(trained, samples.as_in_training, (LOSS,))] if LOSS in metrics else []
+    others = tuple(metric for metric in metrics if metric != LOSS)
+    if others or keep:
+        views.insert(0, _View(problem.restoring.at(theta, samples.shape), samples, others))
+    return views
 
 
 def _in_order(parts: Sequence[Sequence[float]]) -> list[float]:
@@ -163,10 +222,11 @@ def _bring_to_first(ranks: Ranks, images: dict[int, Restored], keep: int, sample
         home = place % ranks.size
         if home == 0 or ranks.rank not in (0, home):
             continue
-        buffer = torch.empty((3, *samples.shape), dtype=samples.dtype)
+        buffer = torch.empty((3 if samples.has_truth else 2, *samples.shape), dtype=samples.dtype)
         if ranks.first:
             ranks.exchange({}, {home: buffer})
             images[place] = Restored(*buffer)
         else:
             restored = images[place]
-            ranks.exchange({0: torch.stack([restored.x_true, restored.start, restored.x], out=buffer)}, {})
+            parts = [part for part in (restored.start, restored.x, restored.x_true) if part is not None]
+            ranks.exchange({0: torch.stack(parts, out=buffer)}, {})

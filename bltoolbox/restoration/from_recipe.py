@@ -64,12 +64,16 @@ def measured(
             "noise",
             f"a level of {level:g} drowns images with values from {low:g} to {high:g}; lower it",
         )
+    known = None if source.offers("measured") else level
+    if training and (sentence := problem.upper_loss.check_noise(known)) is not None:
+        raise refusal(recipe, "upper_loss", f"{recipe.upper_loss.name}: {sentence}")
     try:
         return Samples(
             source,
             problem.operator,
             problem.noise,
-            loss=problem.upper_loss if training else None,
+            loss=problem.upper_loss,
+            training=training,
             check=problem.data_term.check_measurements,
             seed=recipe.seed,
             color=recipe.color,

@@ -1,9 +1,11 @@
-"""How batches of images lie in memory."""
+"""How batches of images lie in memory, and their values for pictures."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from bltoolbox.restoration.metrics import Range
 
 
 def image_layout(x: Tensor) -> Tensor:
@@ -14,3 +16,9 @@ def image_layout(x: Tensor) -> Tensor:
         # Both layouts are the same memory; a convolution goes by the strides for the layout of what it returns.
         return x.contiguous().squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def to_unit(image: Tensor, span: Range) -> Tensor:
+    """An image whose values lie in ``span``, with values in [0, 1], for pictures."""
+    low, high = span
+    return ((image.double() - low) / (high - low)).clamp(0, 1)

@@ -14,7 +14,7 @@ image is measured for itself, in float64 and in the memory of a few rows. Loads 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,10 @@ def ssim(x: NDArray[Any], x_true: NDArray[Any], span: Range = UNIT) -> float:
     return total / count
 
 
+def _measured_by_the_problem(x: NDArray[Any], x_true: NDArray[Any], span: Range) -> float:
+    raise NotImplementedError("the loss is measured where it is bound to its samples")
+
+
 @dataclass(frozen=True)
 class ImageMetric(Metric):
     """A metric and the function that measures it: of x, x* and the range of values."""
@@ -71,6 +75,7 @@ class ImageMetric(Metric):
     of: Callable[[NDArray[Any], NDArray[Any], Range], float] = psnr
     #: The smallest height and width that it takes.
     side: int = 1
+    needs_truth: bool = True
 
 
 METRICS = {
@@ -82,26 +87,36 @@ METRICS = {
     )
 }
 
+#: The mean of the upper loss g, which the problem measures itself; it may need no true images.
+LOSS = ImageMetric("loss", "Loss", higher=False, of=_measured_by_the_problem, needs_truth=False)
+#: The metrics by which a run may choose θ.
+DECIDING = METRICS | {LOSS.name: LOSS}
 
-def pick(names: Iterable[str]) -> tuple[ImageMetric, ...]:
+
+def pick(names: Iterable[str], among: Mapping[str, ImageMetric] = METRICS) -> tuple[ImageMetric, ...]:
     """Metrics by name, each once."""
     names = list(dict.fromkeys(names))
     for name in names:
-        if name not in METRICS:
-            hint = did_you_mean(name, METRICS) or f"; choose from {', '.join(METRICS)}"
+        if name not in among:
+            hint = did_you_mean(name, among) or f"; choose from {', '.join(among)}"
             raise UsageError(f"there is no metric {name!r}{hint}")
-    return tuple(METRICS[name] for name in names)
+    return tuple(among[name] for name in names)
 
 
-def pick_listed(names: str) -> tuple[ImageMetric, ...]:
+def pick_listed(names: str, among: Mapping[str, ImageMetric] = METRICS) -> tuple[ImageMetric, ...]:
     """Metrics as a command line lists them: ``psnr,ssim``."""
-    return pick(name.strip() for name in names.split(","))
+    return pick((name.strip() for name in names.split(",")), among)
+
+
+def values_in(span: Range) -> str:
+    """For messages: ``values from 0 to 4095``."""
+    return "values from {:g} to {:g}".format(*span)
 
 
 def deciding(recipe: Recipe) -> ImageMetric:
     """The metric by which a recipe chooses θ; a name that is not in the table is a problem of the recipe."""
     try:
-        return pick([recipe.validation.metric])[0]
+        return pick([recipe.validation.metric], DECIDING)[0]
     except UsageError as error:
         raise RecipeError([recipe.problem("validation.metric", str(error))]) from error
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,14 +27,16 @@ from bltoolbox.config.block import Block
 from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
-from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.evaluation import absolute, solve_cold
 from bltoolbox.restoration.from_recipe import build, build_problem
 from bltoolbox.restoration.layout import image_layout
+from bltoolbox.restoration.metrics import UNIT, Range
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
+from bltoolbox.restoration.samples import converted
 from bltoolbox.restoration.shipped import find_model
 from bltoolbox.restoration.usable import find_flaw, initial_thetas
-from bltoolbox.restoration.variational import Variational, split, upgraded
+from bltoolbox.restoration.variational import Variational, prepare, upgraded
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
@@ -59,39 +63,72 @@ class Model(Shown):
         names = self.recipe.regularizer.name, self.recipe.operator.name
         return f"Model(regularizer={names[0]!r}, operator={names[1]!r}, parameters={self.size})"
 
-    def solve(self, y: Tensor | np.ndarray, tol: float | None = None) -> Tensor:
-        """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)``, scaled for images with values in [0, 1].
+    @property
+    def range(self) -> Range:
+        """The values between which images lie: [0, 1] unless the training data have another range."""
+        return self.problem.range
+
+    def solve(
+        self,
+        y: Tensor | np.ndarray,
+        tol: float | None = None,
+        *,
+        context: Mapping[str, Tensor | np.ndarray] | None = None,
+    ) -> Tensor:
+        """Restore measurements ``(C, H, W)`` or ``(B, C, H, W)`` of images with values in ``range``.
 
         The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
-        distance to the exact minimiser. Not differentiable: the result is detached from ``y`` and θ.
+        distance to the exact minimiser, by default ``evaluation_tol`` times the width of the range. ``context`` is
+        what the operator needs to know about each measurement, e.g. masks or kernels: one row each, or for a single
+        measurement the entry itself. Not differentiable: the result is detached from ``y`` and θ.
         """
         with detached():
-            return self._solve(y, tol)
+            return self._solve(y, tol, dict(context or {}))
 
-    def _solve(self, y: Tensor | np.ndarray, tol: float | None) -> Tensor:
+    def _solve(
+        self, y: Tensor | np.ndarray, tol: float | None, context: dict[str, Tensor | np.ndarray]
+    ) -> Tensor:
         # A copy of an array: torch takes neither negative strides nor, without a warning, read-only memory.
         given = y.detach() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
         if given.ndim not in (3, 4):
             raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
         batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
+        rows = self._rows(context, len(batch), single=given.ndim == 3)
         try:
-            shape = self.problem.operator.start(batch, split(self.theta, "operator"), {}).shape[1:]
+            shape = self.problem.image_shape(self.theta, batch, rows)
         except ValueError as error:
             raise BltError(str(error)) from error
-        if refusal := self.problem.check(shape):
-            raise BltError(refusal[1])
-        at = self.problem.at(self.theta, shape)
-        tol = self.recipe.evaluation_tol if tol is None else tol
-        x = solve_cold(self.solver, at.on(batch), tol, self.recipe.iteration_limit).x
+        except KeyError as error:
+            raise BltError(
+                f"the operator needs context: {error}; give one row for each measurement"
+            ) from error
+        at = self.problem.restoring.at(self.theta, shape)
+        tol = absolute(self.recipe.evaluation_tol, self.problem) if tol is None else tol
+        x = solve_cold(self.solver, at.on(batch, rows), tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype
         return (x if given.ndim == 4 else x[0]).to(given.device, kind)
+
+    def _rows(self, context: dict[str, Tensor | np.ndarray], count: int, single: bool) -> dict[str, Tensor]:
+        """What the operator needs to know, on the device and in the precision that are computed with."""
+        given = {
+            name: entry.detach() if isinstance(entry, Tensor) else torch.from_numpy(np.array(entry))
+            for name, entry in context.items()
+        }
+        rows = {name: entry.unsqueeze(0) if single else entry for name, entry in given.items()}
+        for name, entry in rows.items():
+            if entry.ndim == 0 or len(entry) != count:
+                found = 0 if entry.ndim == 0 else len(entry)
+                raise BltError(
+                    f"context {name!r} has {found} rows for {count} measurements; give one for each"
+                )
+        return converted(rows, self._reference.dtype, self._reference.device)
 
     @cached_property
     def channels(self) -> int:
         """Of the images that θ is for: 1 or 3, or what the data had."""
         if self.recipe.color == "gray":
             return 1
-        theta = split(self.theta, "regularizer")
+        theta = self.prepared["regularizer"]
         for channels in (3, 1, 2, 4):
             for side in (16, 64, 256):
                 shape = (channels, side, side)
@@ -102,6 +139,11 @@ class Model(Shown):
                     return channels
                 break
         return 3
+
+    @property
+    def prepared(self) -> dict[str, Theta]:
+        """θ by role, as the methods of its component receive it."""
+        return prepare(self.problem, self.theta)
 
     @property
     def _reference(self) -> Tensor:
@@ -148,7 +190,7 @@ class Model(Shown):
         """Write θ and the recipe to one file, atomically."""
         from bltoolbox.runs.files import write_bytes
 
-        write_bytes(Path(path), encode(self.theta, self.recipe))
+        write_bytes(Path(path), encode(self.theta, self.recipe, self.range))
 
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
@@ -167,7 +209,7 @@ class Model(Shown):
             raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
         recipe = recipe_from_dict(settings, registry=registry)
         try:
-            problem = build_problem(recipe, registry)
+            problem = replace(build_problem(recipe, registry), range=read_range(metadata, source))
             solver = build(recipe, "lower_solver", registry)
         except RecipeError as error:  # e.g. the file of a kernel is on another machine
             sentences = "; ".join(problem.message for problem in error.problems)
@@ -193,10 +235,16 @@ def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
     return {name: value.to(otherwise) for name, value in theta.items()}
 
 
-def solve(y: Tensor | np.ndarray, theta: Model | Path | str, tol: float | None = None) -> Tensor:
+def solve(
+    y: Tensor | np.ndarray,
+    theta: Model | Path | str,
+    tol: float | None = None,
+    *,
+    context: Mapping[str, Tensor | np.ndarray] | None = None,
+) -> Tensor:
     """Restore ``y`` with a trained θ: a model, a θ file or a run directory. No training, and not differentiable."""
     model = theta if isinstance(theta, Model) else Model.load(theta)
-    return model.solve(y, tol)
+    return model.solve(y, tol, context=context)
 
 
 def replace_operator(model: Model, section: dict[str, Any], registry: Registry | None = None) -> Model:
@@ -219,14 +267,18 @@ def _with_operator(model: Model, operator: Operator, recipe: Recipe) -> Model:
     return Model(replace(model.problem, operator=operator), model.solver, theta, recipe)
 
 
-def encode(theta: Theta, recipe: Recipe) -> bytes:
-    """The bytes of a θ file."""
+def encode(theta: Theta, recipe: Recipe, span: Range = UNIT) -> bytes:
+    """The bytes of a θ file; ``span`` is the range of values of the images that θ is for."""
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in theta.items()}
     # A model does not need the loggers of its training.
     settings = {key: value for key, value in recipe.to_dict().items() if key != "loggers"}
-    metadata = {"bltoolbox": bltoolbox.__version__, "recipe": json.dumps(settings)}
+    metadata = {
+        "bltoolbox": bltoolbox.__version__,
+        "range": json.dumps([float(value) for value in span]),
+        "recipe": json.dumps(settings),
+    }
     return _in_order(save(tensors, metadata))
 
 
@@ -238,6 +290,19 @@ def _in_order(content: bytes) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
     return len(text).to_bytes(8, "little") + text + content[start:]
+
+
+def read_range(metadata: Mapping[str, Any], source: Path | str) -> Range:
+    """The range of values of the images that θ is for; files of earlier versions have none, and mean [0, 1]."""
+    if "range" not in metadata:
+        return UNIT
+    try:
+        low, high = map(float, parse_json(metadata["range"], source))
+    except (TypeError, ValueError, OverflowError):
+        low = high = 0.0
+    if not -math.inf < low < high < math.inf:
+        raise BltError(f"{source}: its range of values is damaged, so it cannot be used")
+    return low, high
 
 
 def read_theta(source: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:

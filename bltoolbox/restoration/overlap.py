@@ -22,8 +22,7 @@ from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import keyed_generator, norm
 from bltoolbox.errors import BltError
-from bltoolbox.restoration.roles import Operator
-from bltoolbox.restoration.variational import Variational, split
+from bltoolbox.restoration.variational import ImageLower, Variational, prepare
 
 #: Part of a change of the measurements that may be left in front of the line.
 LEVEL = 1e-4
@@ -52,19 +51,20 @@ def smallest_side(problem: Variational, channels: int) -> int | None:
     return None
 
 
-def margin(operator: Operator, theta: Theta, channels: int, side: int) -> tuple[int, int] | None:
+def margin(problem: Variational, theta: Theta, channels: int, side: int) -> tuple[int, int] | None:
     """How much larger x is than y, in rows and columns; None if that depends on the size or on the place.
 
     An operator with a margin is local and the same everywhere, so that a part of y tells about a part of x.
     """
     inner, outer = 2 * side + 32, 4 * side + 64
-    reference = next(iter(theta.values()), torch.zeros(()))
+    reference = next(iter(theta.values()))
     generator = keyed_generator("margin")
     x = torch.rand(1, channels, outer, outer, generator=generator, dtype=torch.float64).to(reference)
     first = (outer - inner) // 2
     try:
-        whole = operator.apply(x, theta, {})
-        part = operator.apply(x[:, :, first : first + inner, first : first + inner], theta, {})
+        prepared = prepare(problem, theta)["operator"]
+        whole = problem.operator.apply(x, prepared, {})
+        part = problem.operator.apply(x[:, :, first : first + inner, first : first + inner], prepared, {})
     except (ValueError, KeyError, RuntimeError):
         return None
     found = {(outer - whole.shape[2], outer - whole.shape[3]), (inner - part.shape[2], inner - part.shape[3])}
@@ -86,7 +86,7 @@ def photographs(
 ) -> Tensor:
     """Strips of what photographs are made of; ``restore`` solves the problem for measurements."""
     flat, rough = _flat_and_rough(theta, channels, side)
-    clean = problem.operator.apply(flat, split(theta, "operator"), {})
+    clean = problem.operator.apply(flat, prepare(problem, theta)["operator"], {})
     if problem.noise is not None:
         generator = keyed_generator("influence", "noise")
         noisy = [problem.noise.sample(t, generator) for t in clean.double().cpu()]
@@ -119,27 +119,27 @@ def _flat_and_rough(theta: Theta, channels: int, side: int) -> tuple[Tensor, Ten
     return torch.full_like(noise, _GRAY), noise
 
 
-def _sensitivity(problem: Variational, theta: Theta, y: Tensor) -> Tensor:
+def _sensitivity(lower: ImageLower) -> Tensor:
     """−∂_y d'(t; y) at t = y, entry by entry: how much of a change of y the lower level sees."""
-    term = problem.data_term
     with torch.enable_grad():
-        leaf = y.detach().requires_grad_()
-        slope = term.gradient(term.prepare(split(theta, "data_term")), y.detach(), leaf)
+        leaf = lower.y.detach().requires_grad_()
+        theta = lower.at.prepared["data_term"]
+        slope = lower.problem.data_term.gradient(theta, lower.y.detach(), leaf)
         return -torch.autograd.grad(slope.sum(), leaf)[0]
 
 
 def _reach(problem: Variational, theta: Theta, strips: Tensor) -> Tensor:
     """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
     x = strips.repeat_interleave(2, dim=0)
-    operator, operator_theta = problem.operator, split(theta, "operator")
+    at = problem.at(theta, x.shape[1:])
     with torch.no_grad():
-        y = operator.apply(x, operator_theta, {})
+        y = problem.operator.apply(x, at.prepared["operator"], {})
         generator = keyed_generator("influence", "signs")
         signs = torch.randint(0, 2, y.shape[1:], generator=generator).to(y) * 2 - 1
         change = torch.stack([torch.ones_like(signs), signs] * len(strips))
         change[..., :-_BEYOND] = 0
-        system = problem.at(theta, x.shape[1:]).on(y).linearize(x)
-        rhs = operator.adjoint(_sensitivity(problem, theta, y) * change, operator_theta, {})
+        lower = at.on(y)
+        system, rhs = lower.linearize(x), lower.backward(_sensitivity(lower) * change)
         # What is asked for is a small part of the change.
         tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
         method = ConjugateGradients("the reach of a pixel")

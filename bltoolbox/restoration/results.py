@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,18 +90,21 @@ class RunResult(Shown):
         return self.model.theta
 
     def __repr__(self) -> str:
-        quality = "" if self.evaluation is None else f", {self.evaluation.summary}"
+        summary = "" if self.evaluation is None else self.evaluation.summary
+        quality = f", {summary}" if summary else ""
         spent = f"{self.steps} steps, {self.cost.computations:,} computations, {self.seconds:.1f} s"
         where = "" if self.run_dir is None else f", {str(self.run_dir)!r}"
         return f"RunResult({self.status!r}, {spent}{quality}{where})"
 
-    def solve(self, y: Tensor, tol: float | None = None) -> Tensor:
+    def solve(
+        self, y: Tensor, tol: float | None = None, *, context: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """Restore ``y`` with the learned θ."""
-        return self.model.solve(y, tol)
+        return self.model.solve(y, tol, context=context)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json`` and status.json."""
-        metrics = (self.metric,) if self.evaluation is None else self.evaluation.metrics
+        metrics = (self.evaluation.metrics if self.evaluation else ()) or (self.metric,)
         return {
             "status": self.status,
             "run_dir": None if self.run_dir is None else str(self.run_dir),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -236,7 +236,7 @@ class Regularizer(Parametric):
     def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
         """∂_θ⟨∇R_θ(x), q⟩ of each sample separately: every entry has a leading sample dimension; differentiable in q.
 
-        Only error bounds need it; one backward pass per sample unless overridden.
+        Only error bounds need it; one backward pass per sample unless overridden. Receives θ itself, not prepared.
         """
         return rows_of(lambda leaves: self.pairing(self.prepare(leaves), x, q), theta)
 
@@ -307,22 +307,49 @@ class Sample:
     range: tuple[float, float] = (0.0, 1.0)
 
 
+class Forward(Protocol):
+    """A_θ of the given samples: x ↦ A_θ x, differentiable in x."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def adjoint(self, t: Tensor) -> Tensor:
+        """A_θᵀ t."""
+        ...
+
+    @property
+    def squared_norm(self) -> Bound:
+        """A true bound of ‖A_θ‖², the same for all samples or one each; None if it is unknown."""
+        ...
+
+    def take(self, index: Tensor) -> Forward:
+        """The same for some of the samples."""
+        ...
+
+
 class UpperLoss(Role):
     """g(x; x*, y): the loss of a reconstruction. ``needs_truth`` is False for a loss that uses only measurements.
 
-    ``scale`` is a factor of g; accuracies of the upper level are relative to it.
+    ``scale`` is a factor of g; accuracies of the upper level are relative to it. ``noise_gain`` is the factor by which
+    ``split`` raises the noise level of what the lower level sees.
     """
 
     kind = "upper_loss"
     scale: float = 1.0
+    noise_gain: float = 1.0
     needs_truth: ClassVar[bool] = True
+
+    def check_noise(self, level: float | None) -> str | None:
+        """A sentence if the loss cannot be used with measurements of this noise level, None if it is unknown; else
+        None."""
+        return None
 
     def split(
         self, y: Tensor, level: float | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """y for the lower level, and a target made of it; in training only, one sample at a time."""
+        """y for the lower level, and a target made of it; one sample at a time, in training and wherever the loss
+        itself is measured."""
         return y, None
 
     @abstractmethod
-    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
+    def bind(self, sample: Sample, forward: Forward) -> Upper:
         """g for the given samples; ``forward`` is A_θ."""

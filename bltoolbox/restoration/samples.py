@@ -4,7 +4,8 @@
 
 A measurement is simulated one sample at a time, on the CPU, in float64, with a generator keyed by (seed, stream, id):
 a sample has the same y in every epoch, order, batch size, process and device, and after a resume. Measurements are not
-clipped. A loss that compares with measurements splits y in the same way, in training only.
+clipped. A loss that compares with measurements splits y in the same way, in training and where the loss itself is
+measured.
 
 Images are read and measurements are simulated in ``workers`` threads or in the calling one; both depend on the id
 alone, so the result is the same. Measurements are kept up to a limit, so that they are rarely simulated twice.
@@ -12,9 +13,12 @@ alone, so the result is the same. Measurements are kept up to a limit, so that t
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Literal, TypeVar
 
 import torch
@@ -27,7 +31,7 @@ from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.roles import Data, Noise, Operator, Sample, UpperLoss
 
 #: ITU-R BT.601 luma.
-_LUMA = (0.299, 0.587, 0.114)
+LUMA = (0.299, 0.587, 0.114)
 #: Bytes of measurements that are kept on the host.
 _KEPT = 2**28
 
@@ -41,7 +45,7 @@ Measured = tuple[Tensor, Tensor | None]
 class Samples:
     """Images of a data component with their measurements, on the device and in the dtype of the run.
 
-    ``loss`` splits the measurements; it is given for training only. ``check`` returns a sentence about measurements
+    ``loss`` may split the measurements of samples for ``training``. ``check`` returns a sentence about measurements
     that cannot be used.
     """
 
@@ -52,6 +56,7 @@ class Samples:
         noise: Noise | None = None,
         *,
         loss: UpperLoss | None = None,
+        training: bool = False,
         check: Callable[[Tensor], str | None] | None = None,
         seed: int = 0,
         color: Color = "rgb",
@@ -65,16 +70,16 @@ class Samples:
         self.data = data
         self.operator = operator
         self.noise = noise
-        self.loss = loss if loss is not None and loss.offers("split") else None
+        self.loss = loss
+        self.training = training
         self.check = check
         self.seed = seed
         self.color = color
         self.stream = stream
         self.dtype = dtype
         self.device = torch.device(device)
-        self.operator_theta = {
-            name: value.double().cpu() for name, value in dict(operator_theta or {}).items()
-        }
+        exact = {name: value.double().cpu() for name, value in (operator_theta or {}).items()}
+        self.operator_theta = operator.prepare(exact)
         self.ids = range(len(data)) if ids is None else ids
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="blt-images") if workers else None
         self.recorded = data.offers("measured")
@@ -90,6 +95,20 @@ class Samples:
     def range(self) -> tuple[float, float]:
         """The values between which images lie."""
         return self.data.range
+
+    @property
+    def splits(self) -> bool:
+        """Whether the loss splits the measurements of these samples."""
+        return self.training and self.loss is not None and self.loss.offers("split")
+
+    @cached_property
+    def as_in_training(self) -> Samples:
+        """The same samples with measurements that the loss has split, if it does so."""
+        if self.training or self.loss is None or not self.loss.offers("split"):
+            return self
+        other = copy.copy(self)
+        other.training, other._kept, other._kept_bytes = True, {}, 0
+        return other
 
     def label(self, position: int) -> str:
         """The label of a sample in tables and figures."""
@@ -115,7 +134,7 @@ class Samples:
             self._placed(torch.stack([y for y, _ in measurements])),
             truth=None if truth is None else self._placed(truth),
             target=self._placed(torch.stack(targets)) if targets else None,
-            context=_converted(context, self.dtype, self.device),
+            context=converted(context, self.dtype, self.device),
             range=self.data.range,
         )
 
@@ -125,22 +144,29 @@ class Samples:
     def _find_shape(self) -> tuple[int, ...]:
         """Of the images, from the first one; refuses recorded measurements that the operator cannot have made."""
         ids = self.ids[:1]
-        context = dict(self.data.context(ids))
-        exact = _converted(context, torch.float64)
-        recorded = self._in_color(self.data.measured(ids)).double() if self.recorded else None
-        if not self.has_truth:
-            assert recorded is not None
-            return tuple(self.operator.start(recorded, self.operator_theta, exact).shape[1:])
-        truth = self._clean(ids)
-        if recorded is not None:
+        exact = converted(self.data.context(ids), torch.float64)
+        truth = self._clean(ids) if self.has_truth else None
+        if truth is not None:
+            _refuse_other_range(truth, self.data.range)
+            if not self.recorded:
+                return tuple(truth.shape[1:])
+        recorded = self._in_color(self.data.measured(ids)).double()
+        try:
+            if truth is None:
+                return tuple(self.operator.start(recorded, self.operator_theta, exact).shape[1:])
             made = self.operator.apply(truth.double(), self.operator_theta, exact).shape[1:]
-            if made != recorded.shape[1:]:
-                shapes = ("×".join(map(str, shape)) for shape in (recorded.shape[1:], made))
-                raise ValueError(
-                    "the recorded measurements are {}, but the operator makes {} of the true images".format(
-                        *shapes
-                    )
-                )
+        except (RuntimeError, LookupError) as error:
+            given = recorded if truth is None else truth
+            what = "measurements" if truth is None else "images"
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"the operator cannot treat the {what}, which are {_by(given.shape[1:])}: {reason}"
+            ) from error
+        if made != recorded.shape[1:]:
+            raise ValueError(
+                f"the recorded measurements are {_by(recorded.shape[1:])}, but the operator makes {_by(made)} of the"
+                " true images; choose its options, or the layout of the data, so that both agree"
+            )
         return tuple(truth.shape[1:])
 
     def _clean(self, ids: Sequence[int]) -> Tensor:
@@ -148,7 +174,7 @@ class Samples:
 
     def _in_color(self, images: Tensor) -> Tensor:
         if self.color == "gray" and images.ndim == 4 and images.shape[1] == 3:
-            return torch.einsum("bchw,c->bhw", images, images.new_tensor(_LUMA)).unsqueeze(1)
+            return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA)).unsqueeze(1)
         return images
 
     def _read(self, read: Callable[[Sequence[int]], Tensor], ids: Sequence[int]) -> Tensor:
@@ -171,7 +197,7 @@ class Samples:
             else:
                 assert truth is not None
                 y = self._simulate(ids[place], truth[place : place + 1], row)
-            return self._split(ids[place], y)
+            return self._split(ids[place], y, row)
 
         made = dict(zip(missing, self._each(measure, list(enumerate(missing))), strict=True))
         found = [made[place] if place in made else self._kept[i] for place, i in enumerate(ids)]
@@ -184,20 +210,28 @@ class Samples:
 
     def _simulate(self, i: int, truth: Tensor, context: Rows) -> Tensor:
         """y of one sample, without its batch dimension."""
-        exact = _converted(context, torch.float64)
+        exact = converted(context, torch.float64)
         t = self.operator.apply(truth.double(), self.operator_theta, exact)
         if self.noise is None:
             return t[0]
         y = self.noise.sample(t[0], keyed_generator("noise", self.stream, self.seed, i))
-        mask = self.operator.measured(t, exact)
-        return y if mask is None else torch.where(mask.expand_as(t)[0] != 0, y, t[0])
+        return self._where_measured(y, t[0], exact)
 
-    def _split(self, i: int, y: Tensor) -> Measured:
+    def _where_measured(self, changed: Tensor, y: Tensor, context: Rows) -> Tensor:
+        """``changed`` where y contains measurements, and y elsewhere."""
+        mask = self.operator.measured(y.unsqueeze(0), context)
+        return changed if mask is None else torch.where(mask.expand(1, *y.shape)[0] != 0, changed, y)
+
+    def _split(self, i: int, y: Tensor, context: Rows) -> Measured:
         """What the lower level sees, in the dtype of the run, and the target where the loss makes one."""
         target = None
-        if self.loss is not None:
+        if self.splits:
+            assert self.loss is not None
             level = None if self.noise is None else self.noise.level
-            y, target = self.loss.split(y, level, keyed_generator("split", self.stream, self.seed, i))
+            part, held_back = self.loss.split(y, level, keyed_generator("split", self.stream, self.seed, i))
+            exact = converted(context, torch.float64)
+            target = None if held_back is None else self._where_measured(held_back, y, exact)
+            y = self._where_measured(part, y, exact)
         if self.check is not None and (sentence := self.check(y.unsqueeze(0))) is not None:
             raise BltError(f"measurement {self.data.label(i)}: {sentence}")
         return y.to(self.dtype), None if target is None else target.to(self.dtype)
@@ -209,7 +243,21 @@ class Samples:
             self._kept_bytes += size
 
 
-def _converted(
+def _refuse_other_range(images: Tensor, span: tuple[float, float]) -> None:
+    """Noisy targets lie around the range, but not as far from it as counts from [0, 1]."""
+    (low, high), least, most = span, float(images.min()), float(images.max())
+    if least < 2 * low - high or most > 2 * high - low:
+        raise ValueError(
+            f"the first image has values from {least:g} to {most:g}, far outside the range [{low:g}, {high:g}] of the"
+            f" data; give the range, e.g. [{math.floor(least)}, {math.ceil(most)}], or scale the images"
+        )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def converted(
     context: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
     """Real and complex entries in the precision of ``dtype``; whole numbers and masks as they are."""

@@ -27,10 +27,11 @@ from bltoolbox.bilevel.memory import return_freed_memory
 from bltoolbox.bilevel.records import Status
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.metrics import UNIT, values_in
 from bltoolbox.restoration.noise_level import estimate_noise, parse_noise
 from bltoolbox.restoration.overlap import extremes, margin, measure_overlap, photographs, smallest_side
 from bltoolbox.restoration.rescaled import Rescaled
-from bltoolbox.restoration.variational import Variational, VariationalAt, split
+from bltoolbox.restoration.variational import Variational, VariationalAt, prepare
 
 if TYPE_CHECKING:
     from bltoolbox.restoration.model import Model
@@ -100,6 +101,11 @@ class Restorer:
     """
 
     def __init__(self, model: Model, *, tol: float | None = None, tile: int | None = None) -> None:
+        if model.range != UNIT:
+            raise BltError(
+                f"the model is for images with {values_in(model.range)}, but pictures have values from 0 to 1; use"
+                " Model.solve on arrays of measurements"
+            )
         self.model = model
         self.tol = TOL if tol is None else tol
         self.tile = TILE if tile is None else tile
@@ -108,7 +114,13 @@ class Restorer:
         if self.tile < 1:
             raise BltError(f"tile {self.tile} is not a positive number of pixels")
         self.channels = model.channels
-        self.problem, self.side, self.margin = self._prepare(model.problem)
+        try:
+            self.problem, self.side, self.margin = self._prepare(model.problem.restoring)
+        except KeyError as error:
+            raise BltError(
+                f"operator {model.recipe.operator.name!r} needs {error} of each measurement, so it cannot restore"
+                " pictures; use Model.solve(y, context=…)"
+            ) from error
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float | None, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
@@ -164,7 +176,6 @@ class Restorer:
 
     def _prepare(self, problem: Variational) -> tuple[Variational, int, tuple[int, int] | None]:
         """The problem with the border rule of photographs, its smallest image, and by how much x is larger than y."""
-        theta = split(self.model.theta, "operator")
         operator = problem.operator
         candidates = [operator]
         if getattr(operator, "boundary", None) in ("zero", "periodic"):
@@ -175,7 +186,7 @@ class Restorer:
             side = smallest_side(found, self.channels)
             if side is None:
                 continue
-            around = margin(candidate, theta, self.channels, side)
+            around = margin(found, self.model.theta, self.channels, side)
             if around is not None or candidate is operator:
                 self._refuse_other_measurements(found, side)
                 return found, side, around
@@ -184,7 +195,7 @@ class Restorer:
     def _refuse_other_measurements(self, problem: Variational, side: int) -> None:
         reference = next(iter(self.model.theta.values()))
         x = torch.zeros(1, self.channels, 4 * side, 4 * side).to(reference)
-        measured = problem.operator.apply(x, split(self.model.theta, "operator"), {})
+        measured = problem.operator.apply(x, prepare(problem, self.model.theta)["operator"], {})
         if measured.shape[:2] != x.shape[:2]:
             name = self.model.recipe.operator.name
             raise BltError(f"operator {name!r} does not measure pictures, so it cannot restore picture files")
@@ -268,11 +279,8 @@ class _Solver:
     def solve(self, y: Tensor) -> Tensor:
         """The minimisers for measurements B×C×H×W."""
         model = self.restorer.model
-        operator = self.problem.operator
         try:
-            shape = tuple(operator.start(y, split(model.theta, "operator"), {}).shape[1:])
-            if refusal := self.problem.check(shape):
-                raise BltError(refusal[1])
+            shape = self.problem.image_shape(model.theta, y)
             at = self.at.setdefault(shape, self.problem.at(model.theta, shape))
             tol = self.restorer.tol * math.sqrt(math.prod(shape))
             found = solve_cold(model.solver, at.on(y), tol, model.recipe.iteration_limit)

@@ -48,7 +48,7 @@ def find_flaw(
     for name, value in theta.items():
         if bad := int((~torch.isfinite(value)).sum()):
             return f"{bad} of the {value.numel()} entries of {name} are NaN or infinite"
-    return _find_overflow(problem.regularizer, split(theta, "regularizer"), channels, constants)
+    return _find_overflow(problem, split(theta, "regularizer"), channels, constants)
 
 
 def initial_thetas(
@@ -73,16 +73,17 @@ def initial_thetas(
 
 
 def _find_overflow(
-    regularizer: Regularizer, theta: Theta, channels: Iterable[int], constants: bool
+    problem: Variational, theta: Theta, channels: Iterable[int], constants: bool
 ) -> str | None:
     """Which quantity of the regularizer is not finite at θ."""
+    regularizer = problem.regularizer
     for count in channels if theta else ():
         shape = next((one for side in _SIDES if not regularizer.check(one := (count, side, side))), None)
         if shape is None:
             continue
-        x = torch.linspace(0, 1, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
+        x = torch.linspace(*problem.range, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
         try:
-            quantities = _quantities(regularizer, theta, x, constants)
+            quantities = _quantities(regularizer, regularizer.prepare(theta), x, constants)
         except (ValueError, RuntimeError, IndexError):
             continue  # θ is for images of another number of channels
         for name, value in quantities.items():

@@ -2,15 +2,16 @@
 
     h_i(x, θ) = D_θ(A_θ x; y_i) + R_θ(x) + (μ_0/2)‖x‖²   over x in C
 
-C is the whole space, the non-negative orthant or a box. For a convex C everything below is about the minimiser over C:
-``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still bounds the distance to the
-minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients need not know.
+C is the whole space, the non-negative orthant or the range of values of the data. For a convex C everything below is
+about the minimiser over C: ``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still
+bounds the distance to the minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients
+need not know.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -24,16 +25,12 @@ from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout
-from bltoolbox.restoration.metrics import METRICS, ImageMetric
+from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
+from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.samples import Samples
 
 Constraint = Literal["none", "nonnegative", "box"]
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "none": (None, None),
-    "nonnegative": (0.0, None),
-    "box": (0.0, 1.0),
-}
 
 
 def split(theta: Theta, role: str) -> dict[str, Tensor]:
@@ -65,6 +62,8 @@ class Variational(Problem):
     #: What happens to A x when it is measured; None where measurements were recorded.
     noise: Noise | None = None
     samples: Mapping[str, Samples] = field(default_factory=dict)
+    #: The values between which images lie.
+    range: Range = UNIT
     #: What can be reported about restored images.
     metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
 
@@ -72,6 +71,26 @@ class Variational(Problem):
     def noise_level(self) -> float | None:
         """The standard deviation of the noise; None where it has none or is not known."""
         return None if self.noise is None else self.noise.level
+
+    @cached_property
+    def restoring(self) -> Variational:
+        """The problem for measurements as they are: where a loss that splits them has trained R at a higher noise
+        level, R is carried back to theirs, if the data term allows it."""
+        gain = self.upper_loss.noise_gain
+        if gain == 1 or not self.data_term.rescales:
+            return self
+        return replace(self, regularizer=Rescaled(self.regularizer, 1 / gain))
+
+    def measurable(self, metrics: Iterable[ImageMetric], samples: Samples) -> tuple[ImageMetric, ...]:
+        """The metrics that can be measured of samples, whose true images may not be known."""
+        without = not self.upper_loss.needs_truth
+        return tuple(one for one in metrics if samples.has_truth or (without and not one.needs_truth))
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """What the constraint allows, from below and from above."""
+        low, high = self.range
+        return {"none": (None, None), "nonnegative": (0.0, None), "box": (low, high)}[self.constraint]
 
     @property
     def loss_scale(self) -> float:  # type: ignore[override]
@@ -93,6 +112,13 @@ class Variational(Problem):
         """The problem at θ for images of ``shape`` (C, H, W), with its constants."""
         theta = {name: ordinary(value) for name, value in theta.items()}
         return VariationalAt(self, theta, tuple(shape), counter or Counter())
+
+    def image_shape(self, theta: Theta, y: Tensor, context: Rows | None = None) -> tuple[int, ...]:
+        """The shape (C, H, W) of the images behind measurements y; a ValueError if they cannot be treated."""
+        shape = tuple(self.operator.start(y, prepare(self, theta)["operator"], context or {}).shape[1:])
+        if misfit := self.check(shape):
+            raise ValueError(misfit[1])
+        return shape
 
     def check(self, shape: Sequence[int]) -> tuple[str, str] | None:
         """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
@@ -159,7 +185,7 @@ class VariationalTasksAt:
     def on(self, ids: Sequence[int]) -> tuple[ImageLower, Upper]:
         sample = self.samples.batch(ids)
         lower = self.at.on(sample.y, sample.context, ids)
-        upper = self.at.problem.upper_loss.bind(sample, lower.forward)
+        upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
         return lower, LearnedForward(upper, sample, lower) if split(self.at.theta, "operator") else upper
 
 
@@ -199,7 +225,7 @@ class LearnedForward(Upper):
         names = join(operator=split(self.lower.theta, "operator"))
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in names.items()}
-            forward = self.lower.at_theta({**self.lower.theta, **leaves}).forward
+            forward = BoundOperator(self.lower.at_theta({**self.lower.theta, **leaves}))
             bound = self.lower.problem.upper_loss.bind(self.sample, forward)
             total = (weights * bound.value(x.detach())).sum()
         through = gradients_of(total, leaves)
@@ -409,7 +435,7 @@ class ImageLower(Lower):
         return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
 
     def project(self, x: Tensor) -> Tensor:
-        low, high = _BOUNDS[self.problem.constraint]
+        low, high = self.problem.bounds
         return x.clamp(low, high) if self.constrained else x
 
     def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
@@ -418,7 +444,7 @@ class ImageLower(Lower):
 
     def free(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Pixels that the constraint does not hold: inside C, or drawn inwards by the gradient."""
-        low, high = _BOUNDS[self.problem.constraint]
+        low, high = self.problem.bounds
         held = torch.zeros_like(x, dtype=torch.bool)
         if low is not None:
             held |= (x <= low) & (gradient >= 0)
@@ -479,6 +505,26 @@ class ImageLower(Lower):
         return (
             _HalfQuadratic(self) if offers("majorant") and self.problem.data_term.offers("majorant") else None
         )
+
+
+@dataclass(frozen=True)
+class BoundOperator:
+    """A_θ of the samples of a lower level: the ``Forward`` of a loss."""
+
+    lower: ImageLower
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.lower.forward(x)
+
+    def adjoint(self, t: Tensor) -> Tensor:
+        return self.lower.backward(t)
+
+    @property
+    def squared_norm(self) -> Bound:
+        return self.lower.at.spectrum(self.lower.context)[1]
+
+    def take(self, index: Tensor) -> BoundOperator:
+        return BoundOperator(self.lower.take(index))
 
 
 @dataclass(frozen=True)

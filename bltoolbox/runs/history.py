@@ -26,6 +26,7 @@ from bltoolbox.config.names import (
 )
 from bltoolbox.config.reading import read_json
 from bltoolbox.errors import UsageError
+from bltoolbox.runs.budget import used_after
 from bltoolbox.runs.locks import is_locked
 from bltoolbox.runs.logs import by_step, number, read_lines, read_recipe, read_status, read_tail
 from bltoolbox.runs.metric import Metric, described
@@ -252,17 +253,9 @@ def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
     metric = described(*reversed(checks))[0]
     found = [_check(0, line, {}, (metric,)) for line in [*metrics, *checks]]
     values = [value for check in found for value in list(check.values.values())[-1:]]
-    spent = {
-        "steps": metrics[-1].get("step") if metrics else None,
-        "computations": metrics[-1].get("computations") if metrics else None,
-        "seconds": timings[-1].get("seconds") if timings else None,
-    }
-    given = recipe.get("budget")
-    budget = given if isinstance(given, Mapping) else {}  # a damaged recipe may have anything there
-    limits = {name: number(budget.get(name)) for name in spent}
-    shares = [(number(spent[name]) or 0.0) / limit for name, limit in limits.items() if limit]
-    share = min(1.0, max(shares, default=0.0))
-    return Glance(int(number(spent["steps"]) or 0), share, metric.show(values[-1]) if values else "")
+    step, timing = (lines[-1] if lines else {} for lines in (metrics, timings))
+    share = used_after(recipe.get("budget"), step, timing)
+    return Glance(int(number(step.get("step")) or 0), share, metric.show(values[-1]) if values else "")
 
 
 def _check(

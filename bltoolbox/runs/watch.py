@@ -16,6 +16,7 @@ from typing import Any
 
 from bltoolbox.config.names import CHECKS_LOG, METRICS_LOG, RECIPE_FILE, STATUS_FILE, SWEEP_FILE, TIMINGS_LOG
 from bltoolbox.errors import UsageError
+from bltoolbox.runs.budget import used_after
 from bltoolbox.runs.history import IMAGES, expand, is_run
 from bltoolbox.runs.locks import is_locked
 from bltoolbox.runs.logs import Tail, log_end, number, read_index, read_recipe, read_status
@@ -166,23 +167,11 @@ class Watched:
     def _shares(
         self, metrics: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]]
     ) -> list[float]:
-        """The part of the budget that was used after each step: the largest over its limits."""
+        """The part of the budget that was used after each step."""
         budget = self.recipe().get("budget")
-        limits = {
-            name: limit
-            for name in ("steps", "computations", "seconds")
-            if isinstance(budget, Mapping) and (limit := number(budget.get(name)))
-        }
-        shares = []
-        for place, line in enumerate(metrics):
-            spent = {
-                "steps": line.get("step"),
-                "computations": line.get("computations"),
-                "seconds": timings[place].get("seconds") if place < len(timings) else None,
-            }
-            used = [(number(spent[name]) or 0.0) / limit for name, limit in limits.items()]
-            shares.append(min(1.0, max(used, default=0.0)))
-        return shares
+        unknown: Mapping[str, Any] = {}
+        steps = itertools.zip_longest(metrics, timings[: len(metrics)], fillvalue=unknown)
+        return [used_after(budget, step, timing) for step, timing in steps]
 
 
 def find(directories: Sequence[Path]) -> list[Path]:

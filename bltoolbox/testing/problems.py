@@ -11,7 +11,7 @@ formulas with which a solver, a hypergradient or an upper-level optimizer can be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -25,7 +25,16 @@ from bltoolbox.bilevel.problem import Upper
 from bltoolbox.bilevel.records import Batch, Bound, Rows, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
-from bltoolbox.restoration.roles import Data, DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
+from bltoolbox.restoration.roles import (
+    Data,
+    DataTerm,
+    Forward,
+    Noise,
+    Operator,
+    Regularizer,
+    Sample,
+    UpperLoss,
+)
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Constraint, Variational, VariationalTasks
 
@@ -144,7 +153,7 @@ class White(Noise):
 class SquaredLoss(UpperLoss):
     """The squared distance to the true image."""
 
-    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> SquaredDistance:
+    def bind(self, sample: Sample, forward: Forward) -> SquaredDistance:
         assert sample.truth is not None
         return SquaredDistance(sample.truth)
 

@@ -6,7 +6,7 @@ Nothing is written to disk here, so an impossible combination costs nothing but 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,15 +20,15 @@ from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, Sampler
 from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.config.block import Block
-from bltoolbox.config.compatibility import find_misfits
+from bltoolbox.config.compatibility import find_misfits, without_truth
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.from_recipe import build, build_problem, measured, refusal
-from bltoolbox.restoration.metrics import deciding
-from bltoolbox.restoration.model import read_theta
-from bltoolbox.restoration.roles import Data
+from bltoolbox.restoration.metrics import ImageMetric, deciding, values_in
+from bltoolbox.restoration.model import read_range, read_theta
+from bltoolbox.restoration.roles import Data, UpperLoss
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
 from bltoolbox.restoration.variational import Variational, VariationalTasks, join, split, upgraded
@@ -40,8 +40,16 @@ log = logging.getLogger(__name__)
 
 
 @detached()
-def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = ALONE) -> Experiment:
-    """Build everything a recipe names; raises before anything runs if they do not fit together."""
+def assemble(
+    recipe: Recipe,
+    registry: Registry | None = None,
+    ranks: Ranks = ALONE,
+    given: Mapping[str, Data] | None = None,
+) -> Experiment:
+    """Build everything a recipe names; raises before anything runs if they do not fit together.
+
+    Data that were ``given`` from Python are used in place of the sections ``data`` and ``evaluation``.
+    """
     registry = registry or load_registry()
     device = pick_device(recipe.device, ranks)
     set_precision(recipe.tf32)
@@ -49,16 +57,18 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     metric = deciding(recipe)
     problem = build_problem(recipe, registry)
     parts = {kind: build(recipe, kind, registry) for kind in _METHODS}
-    train, validation, evaluation = _samples(recipe, registry, problem, device)
+    train, validation, evaluation = _samples(recipe, registry, problem, device, given or {})
     splits = {"training": train, "validation": validation, "evaluation": evaluation}
     problem = replace(
-        problem, samples={name: samples for name, samples in splits.items() if samples is not None}
+        problem,
+        samples={name: samples for name, samples in splits.items() if samples is not None},
+        range=train.range,
     )
     for samples in problem.samples.values():
         if misfit := problem.check(samples.shape):
             role, sentence = misfit
             raise refusal(recipe, role, f"{getattr(recipe, role).name}: {sentence}")
-        if min(samples.shape[-2:]) < metric.side:
+        if samples.has_truth and min(samples.shape[-2:]) < metric.side:
             size = "×".join(map(str, samples.shape[-2:]))
             message = (
                 f"{metric.label} needs images of at least {metric.side}×{metric.side} pixels, not {size}"
@@ -69,13 +79,19 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, train.dtype, device)
-    if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train.shape)):
+    if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train)):
         log.warning(
             "regularizer %r is not convex, and operator %r is not known to compensate: the lower level may have"
             " several minimisers, and conjugate gradients may encounter negative curvature; set strong_convexity in the"
             " recipe",
             recipe.regularizer.name,
             recipe.operator.name,
+        )
+    if ranks.first and validation is not None and not problem.measurable([metric], validation):
+        log.warning(
+            "%s of the held-out images cannot be measured without true images, so the last θ is kept; set"
+            " validation.metric: loss to choose by the loss, or validation.count: 0 to train on all images",
+            metric.label,
         )
     oracle = BilevelOracle(
         problem,
@@ -91,7 +107,7 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
         ranks=ranks,
     )
     _refuse_certified(recipe, oracle, theta)
-    baseline = _baseline(recipe, registry, problem, train)
+    baseline = _baseline(recipe, registry, problem, train, metric)
     loggers = [Guarded(block.name, _logger(recipe, block, registry)) for block in recipe.loggers]
     return Experiment(
         recipe=recipe,
@@ -109,11 +125,12 @@ def assemble(recipe: Recipe, registry: Registry | None = None, ranks: Ranks = AL
     )
 
 
-def _definite(problem: Variational, theta: Theta, shape: Sequence[int]) -> bool:
-    """Whether it is known that data term and ``strong_convexity`` together make the lower level convex."""
-    least, _ = problem.operator.spectrum(split(theta, "operator"), shape, {})
-    definite = (0.0 if least is None else float(least)) + problem.strong_convexity > 0
-    return definite and problem.at(theta, shape).prior_convexity is not None
+def _definite(problem: Variational, theta: Theta, train: Samples) -> bool:
+    """Whether data term and ``strong_convexity`` together are known to make the lower level of the first sample
+    convex."""
+    at = problem.at(theta, train.shape)
+    least, _ = at.spectrum(train.batch([0]).context)
+    return float(least or 0.0) + problem.strong_convexity > 0 and at.prior_convexity is not None
 
 
 _METHODS = ("lower_solver", "hypergradient", "sampler", "upper_optimizer")
@@ -135,9 +152,10 @@ def check_partners(recipe: Recipe, registry: Registry) -> None:
 
 
 def _samples(
-    recipe: Recipe, registry: Registry, problem: Variational, device: torch.device
+    recipe: Recipe, registry: Registry, problem: Variational, device: torch.device, given: Mapping[str, Data]
 ) -> tuple[Samples, Samples | None, Samples | None]:
-    data = build(recipe, "data", registry)
+    data = given["data"] if "data" in given else build(recipe, "data", registry)
+    _refuse_without_truth(recipe, registry, problem.upper_loss, data)
     held_out = recipe.validation.count
     if held_out >= len(data):
         raise refusal(
@@ -158,7 +176,7 @@ def _samples(
     validation = measured(recipe, data, "data", "train", problem, device, held) if held_out else None
     evaluation = None
     if recipe.evaluation is not None:
-        other = build(recipe, "evaluation", registry)
+        other = given["evaluation"] if "evaluation" in given else build(recipe, "evaluation", registry)
         _refuse_overlap(recipe, data, other)
         evaluation = measured(recipe, other, "evaluation", "evaluation", problem, device)
         if evaluation.shape[0] != train.shape[0]:
@@ -168,7 +186,20 @@ def _samples(
                 f"the evaluation images have {evaluation.shape[0]} channels and the training images {train.shape[0]};"
                 " set color: gray to make both gray",
             )
+        if evaluation.range != train.range:
+            raise refusal(
+                recipe,
+                "evaluation",
+                f"the evaluation images have {values_in(evaluation.range)} and the training images"
+                f" {values_in(train.range)}; set the same range for both",
+            )
     return train, validation, evaluation
+
+
+def _refuse_without_truth(recipe: Recipe, registry: Registry, loss: UpperLoss, data: Data) -> None:
+    """Refuse a loss that compares with true images where there are none."""
+    if loss.needs_truth and not data.offers("clean"):
+        raise refusal(recipe, "upper_loss", without_truth(recipe.upper_loss.name, recipe.data.name, registry))
 
 
 def _refuse_overlap(recipe: Recipe, data: Data, evaluation: Data) -> None:
@@ -240,9 +271,17 @@ def _initial_theta(
 
 def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     try:
-        saved = upgraded(read_theta(str(recipe.init))[0], problem)
+        theta, metadata = read_theta(str(recipe.init))
+        saved, span = upgraded(theta, problem), read_range(metadata, str(recipe.init))
     except BltError as error:
         raise refusal(recipe, "init", str(error)) from error
+    if span != problem.range:
+        raise refusal(
+            recipe,
+            "init",
+            f"the θ of {recipe.init} is for images with {values_in(span)}, but the data have"
+            f" {values_in(problem.range)}",
+        )
 
     if (flaw := find_flaw(problem, saved, [expected])) is not None:
         raise refusal(recipe, "init", f"the θ of {recipe.init} cannot be used: {flaw}")
@@ -250,10 +289,17 @@ def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tens
 
 
 def _baseline(
-    recipe: Recipe, registry: Registry, problem: Variational, train: Samples
+    recipe: Recipe, registry: Registry, problem: Variational, train: Samples, metric: ImageMetric
 ) -> tuple[Variational, dict[str, Tensor]] | None:
     if recipe.baseline is None:
         return None
+    if not problem.measurable([metric], train):
+        raise refusal(
+            recipe,
+            "baseline",
+            f"a baseline is tuned by {metric.label}, which cannot be measured without true images; set"
+            " validation.metric: loss, or leave the baseline out",
+        )
     regularizer = build(recipe, "baseline", registry)
     theta = join(regularizer=regularizer.init_params(train.shape, keyed_generator("theta", recipe.seed)))
     if (size := sum(value.numel() for value in theta.values())) > 2:

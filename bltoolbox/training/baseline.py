@@ -105,7 +105,10 @@ class _Search:
             return math.inf
         self.trials += 1
         self.iterations += restored.iterations
-        loss = self.sign * restored.mean()
+        mean = restored.mean()
+        if mean is None:
+            raise BltError("a baseline cannot be tuned without true images")
+        loss = self.sign * mean
         if loss < self.least:
             self.least, self.best = loss, trial
         return loss

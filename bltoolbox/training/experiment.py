@@ -26,12 +26,13 @@ from bltoolbox.bilevel.tensors import detached
 from bltoolbox.distributed.ranks import RankFailed, RankLost
 from bltoolbox.errors import BudgetExhausted, NumericalError, explain, refusing_misfits
 from bltoolbox.restoration.evaluation import Evaluation, evaluate
+from bltoolbox.restoration.metrics import ImageMetric
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.usable import find_flaw
 from bltoolbox.restoration.variational import Variational
-from bltoolbox.runs.metric import Metric
+from bltoolbox.runs.budget import used
 from bltoolbox.training.baseline import tune
 from bltoolbox.training.listeners import Keeper
 from bltoolbox.training.misfits import check_state
@@ -78,7 +79,7 @@ class Experiment:
     optimizer: UpperOptimizer
     theta: dict[str, Tensor]
     #: The metric by which the best θ is chosen.
-    metric: Metric
+    metric: ImageMetric
     validation: Samples | None = None
     evaluation: Samples | None = None
     baseline: tuple[Variational, dict[str, Tensor]] | None = None
@@ -379,8 +380,8 @@ class _Run:
         return settings.patience is not None and self.since_best >= settings.patience
 
     def _measure(self, samples: Samples | None) -> float | None:
-        """The mean of the deciding metric with the current θ."""
-        if samples is None:
+        """The mean of the deciding metric with the current θ; None where it cannot be measured."""
+        if samples is None or not self.experiment.problem.measurable([self.experiment.metric], samples):
             return None
         return self._restore(self.experiment.problem, self.theta, samples).mean()
 
@@ -470,16 +471,16 @@ class _Run:
         }
 
     def _fraction(self) -> float:
-        """The fraction of the training budget that is used: the largest over its limits."""
+        """The fraction of the training budget that is used."""
         budget, cost = self.experiment.recipe.budget, self.experiment.oracle.cost
         tuned = self.experiment.baseline is not None and self.experiment.evaluation is not None
         seconds = budget.seconds and budget.seconds * (1 - _BASELINE * tuned)
-        used = (
-            (budget.computations, cost.computations),
-            (budget.steps, self.steps),
-            (seconds, self._seconds() + self.checking),
-        )
-        return max(spent / limit for limit, spent in used if limit is not None)
+        spent = {
+            "computations": cost.computations,
+            "steps": self.steps,
+            "seconds": self._seconds() + self.checking,
+        }
+        return used(asdict(budget) | {"seconds": seconds}, spent)
 
     def _seconds(self) -> float:
         """Time spent on training."""

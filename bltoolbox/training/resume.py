@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,16 @@ from typing import Any
 from packaging.version import Version
 
 import bltoolbox
+from bltoolbox.config.block import Block
+from bltoolbox.config.hooks import STAND_INS
 from bltoolbox.config.names import GIVEN_FILE, RECIPE_FILE
 from bltoolbox.config.reading import open_file
 from bltoolbox.config.recipe import Budget, Recipe, load_recipe
 from bltoolbox.config.registry import Registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
+from bltoolbox.restoration.given import stand_in
+from bltoolbox.restoration.roles import Data
 from bltoolbox.runs.history import is_run
 from bltoolbox.runs.logs import read_environment, read_source, read_status
 from bltoolbox.training.assemble import assemble
@@ -36,19 +40,28 @@ class Reopened:
 
 @contextlib.contextmanager
 def reopen(
-    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks = ALONE
+    path: Path,
+    overrides: Sequence[str],
+    registry: Registry,
+    ranks: Ranks = ALONE,
+    given: Mapping[str, Data] | None = None,
 ) -> Iterator[Reopened]:
-    """Assemble the experiment of a run directory, which is locked before its recipe is read."""
+    """Assemble the experiment of a run directory, which is locked before its recipe is read.
+
+    Data that the run was ``given`` from Python must be given again.
+    """
     directory = RunDirectory(path, ranks=ranks)
     # Before the lock, which would leave a file in a folder that is not a run directory.
     ranks.each("run directory there", lambda: _refuse_other(path))
     with directory.held():
-        assembled = ranks.in_step("reopening", lambda: _assemble(path, overrides, registry, ranks))
+        assembled = ranks.in_step(
+            "reopening", lambda: _assemble(path, overrides, registry, ranks, given or {})
+        )
         yield Reopened(directory, *assembled)
 
 
 def _assemble(
-    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks
+    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks, given: Mapping[str, Data]
 ) -> tuple[Experiment, dict[str, Any] | None]:
     """The experiment, and its summary if it is finished."""
     resolved = path / RECIPE_FILE
@@ -57,14 +70,29 @@ def _assemble(
     before = load_recipe(resolved, (), registry)
     recipe = load_recipe(resolved, overrides, registry)
     _only_budgets_grow(before, recipe)
-    given = read_source(path / GIVEN_FILE)
+    for key, data in given.items():
+        _refuse_other_data(path, key, getattr(before, key), data)
+    text = read_source(path / GIVEN_FILE)
     name = str(read_environment(path).get("recipe") or path.resolve().parent.name)
-    recipe = replace(recipe, text=given, name=name)
+    recipe = replace(recipe, text=text, name=name)
     summary = _summary(path) if recipe.budget == before.budget else None
-    experiment = assemble(recipe, registry, ranks)
+    experiment = assemble(recipe, registry, ranks, given)
     if summary is None:
         _refuse_other_images(path, experiment)
     return experiment, summary
+
+
+def _refuse_other_data(path: Path, key: str, block: Block | None, data: Data) -> None:
+    """Data from Python must be those that the run was started with."""
+    if block is None or (block.kind, block.name) not in STAND_INS:
+        raise UsageError(f"the {key} of {path} did not come from Python; leave {key}=… out")
+    now = stand_in(data)
+    if now != block:
+        before, count = block.options["count"], now.options["count"]
+        change = (
+            f"there were {before} samples, now there are {count}" if before != count else "they have changed"
+        )
+        raise UsageError(f"the {key} are not those {path} was started with: {change}; give the same again")
 
 
 def _refuse_other(path: Path) -> None:

@@ -53,6 +53,7 @@ OFFERS = {
     "centre": "a centre of its own for a cold solve",
     "check": "a check of the image size",
     "check_measurements": "a check of the measurements",
+    "check_noise": "a check of the noise level",
     "clean": "true images",
     "constants": "constants for certified error bounds",
     "context": "what the operator needs to know of each image",

@@ -166,6 +166,12 @@ def test_there_is_no_certified_bound() -> None:
     assert certified_bound(lower, upper, x, x, one, one) is None
 
 
+@pytest.mark.parametrize("loss", ["whiteness", "recorrupted"])
+def test_losses_in_measurements_are_differentiated_through_a_learned_operator(loss: str) -> None:
+    found = check_recipe(recipe(upper_loss=loss), registry())
+    assert found.passed and "loss" in {link.place for link in found.links}, found
+
+
 def test_blt_check_finds_a_loss_whose_derivative_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     one = recipe(upper_loss="measured-misfit")
     found = check_recipe(one, registry())

@@ -220,6 +220,33 @@ def test_what_was_there_is_replaced_as_a_whole(server: Server, tmp_path: Path) -
     assert complete(tmp_path)
 
 
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+def test_nothing_is_written_through_a_link(server: Server, tmp_path: Path, link: str) -> None:
+    """A folder from someone else may have one where the archive is to grow."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    place = tmp_path / "theirs"
+    place.mkdir()
+    part = place / "set.tar.gz.part"
+    part.symlink_to(mine) if link == "symbolic" else part.hardlink_to(mine)
+    with pytest.raises(BltError, match=r"set.tar.gz.part .* nothing is written there"):
+        fetch(server.url, MD5, place, ["set"], (place / "set").is_dir)
+    assert mine.read_text() == "mine"
+
+
+def test_no_folder_below_the_root_is_a_link(server: Server, tmp_path: Path) -> None:
+    mine, root = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    root.mkdir()
+    (root / "base").symlink_to(mine)
+    with pytest.raises(BltError, match="nothing is written there"):
+        fetch(server.url, MD5, root / "base", ["set"], (root / "base" / "set").is_dir, root)
+    assert not list(mine.iterdir())
+    (tmp_path / "link").symlink_to(mine)  # the root itself is the user's choice
+    fetch(server.url, MD5, tmp_path / "link" / "base", ["set"], lambda: False, tmp_path / "link")
+    assert (mine / "base" / "set" / "a.bin").read_bytes() == NOISE
+
+
 def test_members_must_be_there_and_stay_inside(server: Server, tmp_path: Path) -> None:
     for number, files in enumerate(({"other/a.bin": b"x"}, {"set/a.bin": b"x", "../outside": b"x"})):
         server.content = archive(files)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import caller
 from conftest import Install
 from test_conformance_catches import BASES, HEAD, WRONG
 
-from bltoolbox.cli import main
 from bltoolbox.config.recipe import parse_recipe
 from bltoolbox.config.registry import load_registry
 from bltoolbox.testing.recipe_check import RecipeCheck, check_recipe
@@ -41,12 +41,10 @@ RIDGE = """
 
 
 @pytest.fixture
-def check(capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+def check(capfd: pytest.CaptureFixture[str]) -> Callable[..., Told]:
     def call(*arguments: str) -> Told:
-        with pytest.raises(SystemExit) as done:
-            main(["check", *arguments])
-        out, err = capsys.readouterr()
-        return int(done.value.code or 0), out, err
+        done = caller("check", capfd)(*arguments)
+        return done.returncode, done.stdout, done.stderr
 
     return call
 

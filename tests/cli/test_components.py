@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import typer
+from commands import caller
 from conftest import BLT, ROOT, Install
 from test_recipe import BAD, SMALL
 from typer.testing import CliRunner
 
-from bltoolbox.cli import main
 from bltoolbox.config.hooks import KINDS
 from bltoolbox.config.registry import load_registry
 
@@ -59,14 +59,7 @@ def toy(tmp_path: Path) -> str:
 @pytest.fixture
 def here(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run ``blt`` in this process, which has imported torch already."""
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main(arguments)
-        return subprocess.CompletedProcess(arguments, int(done.value.code or 0), *capfd.readouterr())
-
-    return call
+    return caller("", capfd)
 
 
 def imported(code: str) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import caller
 
 from bltoolbox.cli import main
 
@@ -26,11 +27,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as done:
-        main(["evaluate", *arguments])
-    said = capsys.readouterr()
-    return int(done.value.code or 0), said.out, said.err
+def call(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    done = caller("evaluate", capfd)(*arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_the_figures_of_the_run_are_found_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import caller
 from safetensors.torch import load
 
 from bltoolbox import resume, run
 from bltoolbox.bilevel.events import Listener
-from bltoolbox.cli import main
 from bltoolbox.cli.processes import next_command
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.distributed.launch import may_restart, rank_timeout
@@ -47,10 +47,8 @@ def recipe(steps: int = 3, **changes: Any) -> Recipe:
 
 
 def call(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as done:
-        main(arguments)
-    assert isinstance(done.value.code, int)
-    return done.value.code, capfd.readouterr().err
+    done = caller("", capfd)(*arguments)
+    return done.returncode, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import caller
 from conftest import Install
 from test_recipe import SMALL
 from test_registry import SAMPLER, hook
 
-from bltoolbox.cli import main
 from bltoolbox.config.registry import load_registry
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -140,13 +140,10 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """Run ``blt`` in this process, which has imported torch already; what it prints."""
 
     def call(*arguments: str, cwd: Path) -> str:
-        capfd.readouterr()
         monkeypatch.chdir(cwd)
-        with pytest.raises(SystemExit) as done:
-            main(arguments)
-        out, err = capfd.readouterr()
-        assert not done.value.code, err
-        return out
+        done = caller("", capfd)(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return call
 

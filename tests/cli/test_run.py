@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from commands import caller
 
-from bltoolbox.cli import main
 from bltoolbox.config.recipe import load_recipe, parse_recipe
 from bltoolbox.restoration.model import Model, read_theta
 
@@ -40,17 +40,14 @@ class Outcome(NamedTuple):
 
 @pytest.fixture
 def blt_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Outcome]:
     """Run ``blt`` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as done:
-            main(list(arguments))
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.out + captured.err
-        return Outcome(done.value.code, captured.out, captured.err)
+        done = caller("", capfd)(*arguments)
+        return Outcome(done.returncode, done.stdout, done.stderr)
 
     return call
 

@@ -160,6 +160,23 @@ class TestTheSameResult:
         assert_close(alone[method], out)
         assert json.loads((out / "env.json").read_text())["ranks"] == size
 
+    def test_measurements_are_split_alike_and_their_loss_is_the_same(self, tmp_path: Path) -> None:
+        changes = {"upper_loss": "recorrupted", "validation": {"count": 3, "checks": 2, "metric": "loss"}}
+
+        def work(ranks: Ranks) -> list[Any]:
+            found = run(recipe("isgd", 3, **changes), ranks=ranks)
+            assert found.evaluation is not None
+            theta = torch.cat([value.flatten() for value in found.theta.values()])
+            return [theta.tolist(), found.validation, found.evaluation.after]
+
+        expected = work(ALONE)
+        for found in on_ranks(tmp_path, 2, work):
+            assert found[0] == pytest.approx(expected[0], rel=1e-9, abs=1e-12)
+            assert found[1] == pytest.approx(expected[1], rel=1e-9)
+            assert list(found[2]) == ["loss", "psnr", "ssim", "nrmse"]
+            for name, values in found[2].items():
+                assert values == pytest.approx(expected[2][name], rel=1e-8)
+
     def test_rank_0_has_the_images_that_are_drawn(self, tmp_path: Path) -> None:
         def work(ranks: Ranks) -> list[Any]:
             found = run(recipe("isgd", 1), ranks=ranks).evaluation

@@ -6,14 +6,13 @@ import json
 import math
 import re
 import shutil
-import subprocess
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import Call, caller
 from helpers import initial
 from safetensors.torch import save_file
 from test_compare import make_run
@@ -22,7 +21,6 @@ from blt_builtins.regularizers.crr import ConvexRidge
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox import load_recipe, run
-from bltoolbox.cli import main
 from bltoolbox.config.names import REPORT_FILE
 from bltoolbox.reports.html.build import write_report
 from bltoolbox.reports.html.curves import POINTS, curves
@@ -33,7 +31,6 @@ from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.runs.history import RunHistory
 from bltoolbox.runs.metric import UNDESCRIBED
 
-Result = subprocess.CompletedProcess[str]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 TINY = [
     "data={name: dead-leaves, count: 6, size: 16}",
@@ -56,22 +53,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """``blt report`` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Result:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main(["report", *arguments])
-        result = subprocess.CompletedProcess(arguments, int(done.value.code or 0), *capfd.readouterr())
-        assert "Traceback" not in result.stdout + result.stderr
-        return result
-
-    return call
-
-
-Call = Callable[..., Result]
+    return caller("report", capfd)
 
 
 class Elements(HTMLParser):

@@ -24,12 +24,14 @@ SIZES = {"desktop": (1280, 900, False), "phone": (390, 844, True)}
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The page of one run, and one of two."""
+    """The page of one run, one of two, and one of a run whose test images are not restored at checks."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, more in (("one", []), ("two", ["seed=1", "baseline=null"])):
+    unwatched = ["validation.evaluation=false", "baseline=null", "budget={steps: 3}"]
+    for name, more in (("one", []), ("two", ["seed=1", "baseline=null"]), ("unwatched", unwatched)):
         run(load_recipe("smoke", [*TINY, "budget={steps: 30}", *more]), out=folder / name)
     write_report([folder / "one", folder / "two"], folder / "both.html")
-    return {"one": folder / "one" / REPORT_FILE, "both": folder / "both.html"}
+    reports = {name: folder / name / REPORT_FILE for name in ("one", "unwatched")}
+    return {**reports, "both": folder / "both.html"}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,8 @@ def test_everything_is_drawn(pages: dict[str, Path], page: Page, name: str, size
         "[...document.querySelectorAll('.chart')].map((c) => c.querySelectorAll('path.line[d^=M]').length)"
     )
     assert all(drawn), drawn
+    ticks = "[...document.querySelectorAll('.chart')].map((c) => c.querySelectorAll('.x-tick').length)"
+    assert min(page.run(ticks)) >= 2, "a single number does not show the scale"
     assert page.run("document.querySelectorAll('.filters img').length") == 2
     loaded = "[...document.images].every((i) => i.complete && i.naturalWidth > 0)"
     page.wait(loaded)
@@ -80,6 +84,13 @@ def test_everything_is_drawn(pages: dict[str, Path], page: Page, name: str, size
     assert page.run(unnamed) == 0
     large = "[...document.querySelectorAll('button, select')].every((e) => !e.offsetParent || e.offsetHeight >= 30)"
     assert page.run(large), "large enough for a finger"
+
+
+def test_a_line_is_named_where_there_could_be_others(pages: dict[str, Path], page: Page) -> None:
+    page.open(pages["unwatched"])
+    keys = "[...document.querySelectorAll('[data-chart={}] .keys button')].map((key) => key.textContent)"
+    assert page.run(keys.format("psnr")) == ["validation images"]
+    assert page.run(keys.format("loss")) == []
 
 
 def test_the_divider_follows_mouse_and_keys(pages: dict[str, Path], page: Page) -> None:
@@ -128,7 +139,7 @@ def test_plots_zoom_and_reset(pages: dict[str, Path], page: Page) -> None:
     assert whole["x"][0] < near["x"][0] < near["x"][1] < whole["x"][1]
     assert page.run(ticks) != written
     page.mouse("mouseWheel", page.place(plot, 0.5), deltaX=0, deltaY=-100)
-    page.settle()
+    page.wait_for_frames()
     page.wait(f"JSON.parse(document.querySelector('{plot}').dataset.view).x[0] !== {near['x'][0]}")
     nearer = view(page)
     assert nearer["x"][1] - nearer["x"][0] < near["x"][1] - near["x"][0]
@@ -148,7 +159,7 @@ def test_plots_zoom_and_reset(pages: dict[str, Path], page: Page) -> None:
 def test_values_are_told_under_the_pointer_and_by_keys(pages: dict[str, Path], page: Page) -> None:
     page.open(pages["both"])
     page.mouse("mouseMoved", page.place("[data-chart=psnr] .plot", 0.9))
-    page.settle()
+    page.wait_for_frames()
     tip = page.run("document.querySelector('[data-chart=psnr] .tip').textContent")
     assert "dB" in tip and "seed=0" in tip and "seed=1" in tip
     page.run("document.querySelector('[data-chart=loss] .plot').focus()")

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from commands import caller
 from conftest import BLT
 from PIL import Image
 from toy_models import as_bytes, clean_picture, noisy_picture, toy_model
 
-from bltoolbox.cli import main
 from bltoolbox.restoration import shipped as shipped_models
 from bltoolbox.restoration.metrics import psnr, ssim
 from bltoolbox.restoration.model import Model
@@ -54,13 +54,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def blt_here(here: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+def blt_here(here: Path, capfd: pytest.CaptureFixture[str]) -> Call:
     def call(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as done:
-            main([*arguments, *(["--device", "cpu"] if arguments[0] == "apply" else [])])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.out + captured.err
-        return Outcome(done.value.code, captured.out, captured.err)
+        device = ["--device", "cpu"] if arguments[0] == "apply" else []
+        done = caller("", capfd)(*arguments, *device)
+        return Outcome(done.returncode, done.stdout, done.stderr)
 
     return call
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import caller
 from PIL import Image
 from safetensors.torch import load, save
 
 from bltoolbox import run
-from bltoolbox.cli import main
 from bltoolbox.config.recipe import load_recipe
 from bltoolbox.runs.files import write_json
 from bltoolbox.training.checkpoint import read_checked, write_checked
@@ -356,10 +356,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Exit code and stderr of a command."""
-    with pytest.raises(SystemExit) as done:
-        main(arguments)
-    assert isinstance(done.value.code, int)
-    return done.value.code, capfd.readouterr().err
+    done = caller("", capfd)(*arguments)
+    return done.returncode, done.stderr
 
 
 @pytest.fixture

@@ -225,11 +225,46 @@ class Robust(UpperLoss):
         return self.upper(sample.truth, {"loss.log_weight": torch.zeros(1, dtype=torch.float64)})
 '''
 
+HALVES = '''
+@dataclass(frozen=True)
+class Fit(Upper):
+    forward: object
+    target: Tensor
+    infimum = 0.0
+    @property
+    def lipschitz(self): return 2 * self.forward.squared_norm
+    def value(self, x): return (self.forward(x) - self.target).double().square().flatten(1).sum(1)
+    def gradient(self, x): return 2 * self.forward.adjoint(self.forward(x) - self.target)
+    def take(self, index): return Fit(self.forward.take(index), self.target[index])
+
+class Halves(UpperLoss):
+    """The misfit to measurements with other noise."""
+    needs_truth = False
+    noise_gain = math.sqrt(2)
+    def split(self, y, level, generator):
+        n = level * torch.randn(y.shape, dtype=y.dtype, generator=generator)
+        return y + n, y - n
+    def bind(self, sample, forward): return Fit(forward, sample.target)
+'''
+
+WAVES = '''
+class Waves(Noise):
+    """y = t + 0.1 √2 cos u, u uniform."""
+    level = 0.1
+    def sample(self, t, generator):
+        u = 2 * math.pi * torch.rand(t.shape, dtype=t.dtype, generator=generator)
+        return t + self.level * math.sqrt(2) * u.cos()
+    def mean(self, t): return t
+    def variance(self, t): return torch.full_like(t, self.level**2)
+'''
+
 #: By kind; a second example of a kind has a word after it.
 BASES = {
     "data_term": ("Soft", SOFT),
     "data_term squares": ("Squares", SQUARES),
     "upper_loss": ("Robust", ROBUST),
+    "upper_loss of measurements": ("Halves", HALVES),
+    "noise": ("Waves", WAVES),
     "regularizer": ("Ridge", RIDGE),
     "lower_solver": ("Descent", DESCENT),
     "sampler": ("Pairs", PAIRS),
@@ -633,7 +668,7 @@ WRONG = {
     "data in 0 … 255": (
         "data",
         "def clean(self, ids): return 255 * super().clean(ids)",
-        "images are float32 in [0, 1]",
+        "images are float32 in their range",
         "divide by 255",
     ),
     "random crops": (
@@ -816,6 +851,126 @@ WRONG = {
         "check_measurements refuses unusable measurements",
         "check_measurements accepts signed measurements, but",
     ),
+    "noise in float32": (
+        "noise",
+        "def sample(self, t, generator): return super().sample(t, generator).float()",
+        "a measurement has the shape of t, in float64",
+        "expected float64 like the input, got float32",
+    ),
+    "noise of another shape": (
+        "noise",
+        "def sample(self, t, generator): return super().sample(t, generator).unsqueeze(0)",
+        "a measurement has the shape of t, in float64",
+        "expected shape (3, 12, 14), got (1, 3, 12, 14)",
+    ),
+    "noise from the global generator": (
+        "noise",
+        "def sample(self, t, generator): return t + 0.1 * torch.randn(t.shape, dtype=t.dtype)",
+        "only the generator is random",
+        "sample used a global generator",
+    ),
+    "noise from Python's generator": (
+        "noise",
+        "def sample(self, t, generator): return super().sample(t, generator) + 1e-9 * random.random()",
+        "only the generator is random",
+        "sample used a global generator",
+    ),
+    "noise from NumPy's generator": (
+        "noise",
+        "def sample(self, t, generator):\n"
+        "        import numpy\n"
+        "        return super().sample(t, generator) + 1e-9 * numpy.random.rand()",
+        "only the generator is random",
+        "sample used a global generator",
+    ),
+    "noise of its own entropy": (
+        "noise",
+        "def sample(self, t, generator):\n"
+        "        generator = torch.Generator()\n"
+        "        generator.seed()\n"
+        "        return super().sample(t, generator)",
+        "only the generator is random",
+        "differed between two components built alike",
+    ),
+    "noise with a seed of its own": (
+        "noise",
+        "def sample(self, t, generator): return super().sample(t, torch.Generator().manual_seed(0))",
+        "only the generator is random",
+        "sample was the same with another generator",
+    ),
+    "noise with a memory": (
+        "noise",
+        "count = 0\n"
+        "    def sample(self, t, generator):\n"
+        "        self.count += 1\n"
+        "        return super().sample(t, generator) + 1e-6 * (self.count - 1)",
+        "a measurement does not depend on earlier ones",
+        "keep no state between calls",
+    ),
+    "noise that is added to t in place": (
+        "noise",
+        "def sample(self, t, generator): return t.copy_(super().sample(t, generator))",
+        "inputs are left untouched",
+        "sample changed its argument t in place",
+    ),
+    "noise of half its level": (
+        "noise",
+        "def sample(self, t, generator): return (t + super().sample(t, generator)) / 2",
+        "level is the standard deviation",
+        "level claims it for every t",
+    ),
+    "noise with a level that depends on t": (
+        "noise",
+        "def sample(self, t, generator): return t + 2 * t * (super().sample(t, generator) - t)",
+        "level is the standard deviation",
+        "level claims it for every t",
+    ),
+    "noise with a level that is no number": (
+        "noise",
+        "level = 'loud'\n"
+        "    def sample(self, t, generator): return t\n"
+        "    def variance(self, t): return 0 * t",
+        "level is the standard deviation",
+        "must be a finite number of at least 0, or None, got 'loud'",
+    ),
+    "noise with a bias": (
+        "noise",
+        "def sample(self, t, generator): return super().sample(t, generator) + 0.005",
+        "mean is that of many measurements",
+        "the mean at t = 0.05: expected 0.05, got 0.05",
+    ),
+    "noise with a wrong variance": (
+        "noise",
+        "def variance(self, t): return torch.full_like(t, self.level)",
+        "variance is that of many measurements",
+        "the variance at t = 0.05: expected 0.1, got 0.0",
+    ),
+    "noise with one mean for all": (
+        "noise",
+        "def mean(self, t): return t.mean()",
+        "mean is that of many measurements",
+        "mean of t of shape (1, 4): expected shape (1, 4), got ()",
+    ),
+    "loss that forgets to divide the operator": (
+        "upper_loss of measurements",
+        "class Bad(Fit):\n"
+        "        def take(self, index): return Fit(self.forward.take(index * 0), self.target[index])\n"
+        "    def bind(self, sample, forward): return self.Bad(forward, sample.target)",
+        "a sample's result does not depend on its batch",
+        "by take differs",
+    ),
+    "loss that adds more noise than it says": (
+        "upper_loss of measurements",
+        "noise_gain = 1.3",
+        "noise_gain is what split does to the noise",
+        "noise_gain is 1.3, but split makes noise of level 1 one of level 1.4",
+    ),
+    "loss that splits at random": (
+        "upper_loss of measurements",
+        "def split(self, y, level, generator): return super().split(y, level, None)",
+        "same input, same result",
+        "split differed for equal generators",
+    ),
     "loss in float32": (
         "upper_loss",
         "class Bad(Judge):\n        def value(self, x): return super().value(x).float()\n    upper = Bad",
@@ -937,7 +1092,7 @@ def outcomes_of(folder: Path, kind: str, body: str) -> dict[str, tuple[str, str]
     return {one.property: (one.status, one.message) for one in found}
 
 
-@pytest.mark.parametrize("kind", ["data_term", "upper_loss"])
+@pytest.mark.parametrize("kind", ["data_term", "noise", "upper_loss"])
 def test_every_property_has_a_mistake_that_breaks_it(kind: str) -> None:
     broken = {name for base, _, name, _ in WRONG.values() if base.partition(" ")[0] == kind}
     assert broken | {IMPORTED, BUILT} == {one.name for one in properties_of(kind)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bltoolbox.bilevel.records import Theta
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import NumericalError, RecipeError
 from bltoolbox.restoration.model import read_theta
+from bltoolbox.restoration.variational import VariationalTasks
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.driver import run_in
 from bltoolbox.training.experiment import Experiment
@@ -120,7 +122,9 @@ def test_shrink_step_survives_a_region_where_nothing_can_be_computed() -> None:
     )
     poisoned = Poisoned(filters=3, kernel_size=3)
     poisoned.init_params((3, 8, 8), torch.Generator())
-    object.__setattr__(chosen.oracle.problem, "regularizer", poisoned)
+    problem = replace(chosen.problem, regularizer=poisoned)
+    chosen.problem = chosen.oracle.problem = problem
+    chosen.oracle.tasks = VariationalTasks(problem, chosen.train)
     result = chosen.run()
     assert result.status == "budget spent"
     moved = float(result.last["regularizer.log_scale"] - poisoned.first)

@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Call, Result, caller
 from conftest import BLT
 
-from bltoolbox.cli import main
 from bltoolbox.config.recipe import load_recipe
 from bltoolbox.errors import UsageError
 from bltoolbox.runs.history import RunHistory, glance
@@ -36,24 +35,12 @@ QUICK = [*TINY, "budget={steps: 2}"]
 STEPS = 100
 LONG = [*TINY, f"budget={{steps: {STEPS}}}"]
 
-Result = subprocess.CompletedProcess[str]
-Call = Callable[..., Result]
-
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """``blt`` in this process, in an empty folder; the runs of a sweep have processes of their own anyway."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Result:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main(arguments)
-        result = subprocess.CompletedProcess(arguments, int(done.value.code or 0), *capfd.readouterr())
-        assert "Traceback" not in result.stdout + result.stderr
-        return result
-
-    return call
+    return caller("", capfd)
 
 
 # Grids

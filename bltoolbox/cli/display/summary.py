@@ -11,13 +11,14 @@ from bltoolbox.config.names import PICTURES, REPORT_FILE
 from bltoolbox.config.printable import printable
 from bltoolbox.restoration.evaluation import Evaluation
 from bltoolbox.restoration.results import RunResult
+from bltoolbox.runs.metric import Metric
 
 
 def print_summary(result: RunResult) -> None:
     """The result of the run, its cost and its directory, on stdout."""
     console = Console(highlight=False)
-    if result.evaluation is not None:
-        console.print(_quality_table(result, result.evaluation))
+    if result.evaluation is not None and (metric := result.evaluation.metric) is not None:
+        console.print(_quality_table(result, result.evaluation, metric))
     cost, model = result.cost, result.model
     facts = [
         ("status", result.status),
@@ -36,8 +37,7 @@ def print_summary(result: RunResult) -> None:
         console.print(_text(f"{name:>10}  {value}"), soft_wrap=True)
 
 
-def _quality_table(result: RunResult, evaluation: Evaluation) -> Table:
-    metric = evaluation.metric
+def _quality_table(result: RunResult, evaluation: Evaluation, metric: Metric) -> Table:
     rows = [("measured", evaluation.before)]
     if result.baseline is not None and result.model.recipe.baseline is not None:
         rows.append((f"{result.model.recipe.baseline.name}, tuned", result.baseline.after))

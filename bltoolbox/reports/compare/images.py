@@ -15,6 +15,7 @@ from bltoolbox.config.names import RECIPE_FILE
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.reports.compare.comparison import Comparison, Group
 from bltoolbox.reports.compare.figures import STYLE, new_figure
+from bltoolbox.restoration.metrics import UNIT, Range
 from bltoolbox.runs.history import CheckRecord, RunHistory
 from bltoolbox.runs.metric import Metric
 
@@ -53,6 +54,8 @@ class Row:
     metric: Metric
     image: str
     pictures: list[Picture]
+    #: The values between which images lie.
+    range: Range = UNIT
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
@@ -89,7 +92,7 @@ def _restore(group: Group, metric: Metric, costs: Sequence[float], position: int
             f"{run.path} has {len(samples)} evaluation images, counted from 0; --image {position} does not exist"
         )
     x_true = samples.batch([position]).truth
-    assert x_true is not None
+    true = Picture("true", x_true[0]) if x_true is not None else Picture("no true image")
     measured = Picture("measured")
     pictures: list[Picture] = []
     for cost in costs:
@@ -101,7 +104,7 @@ def _restore(group: Group, metric: Metric, costs: Sequence[float], position: int
         measured = Picture("measured", found.images[0].start, found.mean_before())
         unseen = any(check.computations < step.computations <= cost for step in run.steps)
         pictures.append(Picture("", found.images[0].x, found.mean(), check, _moved(run, check), unseen))
-    return Row(group, run, metric, samples.label(position), [Picture("true", x_true[0]), measured, *pictures])
+    return Row(group, run, metric, samples.label(position), [true, measured, *pictures], samples.range)
 
 
 def _samples(run: RunHistory, registry: Registry) -> Samples:
@@ -162,9 +165,8 @@ def draw_sheet(rows: Sequence[Row], costs: Sequence[float]) -> Figure:
     import matplotlib
 
     columns = 2 + len(costs)
-    shape = rows[0].pictures[0].image
-    assert shape is not None
-    height = _WIDTH * shape.shape[-2] / shape.shape[-1] + 0.24
+    shapes = [one.image.shape[-2:] for row in rows for one in row.pictures if one.image is not None]
+    height = _WIDTH * (shapes[0][0] / shapes[0][1] if shapes else 1) + 0.24
     labels = [textwrap.wrap(row.group.label, 28, break_on_hyphens=False)[:6] for row in rows]
     room = 0.075 * max(len(line) for label in labels for line in label)
     with matplotlib.rc_context(STYLE):
@@ -174,7 +176,7 @@ def draw_sheet(rows: Sequence[Row], costs: Sequence[float]) -> Figure:
         panels = figure.subplots(len(rows), columns, squeeze=False)
         for number, row in enumerate(rows):
             for panel, picture in zip(panels[number], row.pictures, strict=True):
-                _show(panel, picture, row.metric)
+                _show(panel, picture, row.metric, row.range)
             label = "\n".join(labels[number])
             panels[number][0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7.5)
         headings = [f"≤ {_cost(cost)} computations" for cost in costs]
@@ -193,7 +195,9 @@ def draw_sheet(rows: Sequence[Row], costs: Sequence[float]) -> Figure:
     return figure
 
 
-def _show(panel: Any, picture: Picture, metric: Metric) -> None:
+def _show(panel: Any, picture: Picture, metric: Metric, span: Range) -> None:
+    from bltoolbox.restoration.layout import to_unit
+
     panel.set_xticks([])
     panel.set_yticks([])
     for spine in panel.spines.values():
@@ -203,7 +207,7 @@ def _show(panel: Any, picture: Picture, metric: Metric) -> None:
             0.5, 0.5, picture.caption, ha="center", va="center", transform=panel.transAxes, color="#666666"
         )
         return
-    image = picture.image.float().clamp(0, 1).permute(1, 2, 0).numpy()
+    image = to_unit(picture.image, span).permute(1, 2, 0).numpy()
     panel.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     parts = [picture.caption] if picture.caption else []
     parts += [metric.show(picture.value)] if picture.value is not None else []

@@ -1,8 +1,4 @@
-"""``report.html``: one page about one or more runs that works offline in any browser.
-
-``curves.py`` and ``facts.py`` read run directories without torch, ``pictures.py`` has images and filters, ``page.py``
-puts the page together from the files in ``static/``.
-"""
+"""Writes ``report.html``: for a run that has just finished, or for run directories."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from jinja2 import Environment, StrictUndefined
 
 import bltoolbox
 from bltoolbox.reports.html.curves import charts, curves
-from bltoolbox.reports.html.facts import LEDGER, RunFacts, differences, duration
+from bltoolbox.reports.html.facts import RunFacts, differences
 from bltoolbox.reports.html.pictures import Learned, Pictures, data_uri
+from bltoolbox.reports.html.tables import columns, ladder, ledger
 from bltoolbox.runs.files import finite
 from bltoolbox.runs.metric import most_common
 
@@ -62,10 +62,10 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
         marks=_MARKS,
         colours=COLOURS,
         notes=found,
-        columns=_columns(runs) if several else (),
+        columns=columns(runs) if several else (),
         settings=differences(runs) if several else (),
-        ladder=None if several else _ladder(runs[0]),
-        ledger=_ledger(runs),
+        ladder=None if several else ladder(runs[0]),
+        ledger=ledger(runs),
     )
 
 
@@ -126,76 +126,6 @@ def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str
 def _names(runs: Sequence[RunFacts]) -> str:
     names = list(dict.fromkeys(one.name for one in runs))
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """The metric as bars, from the measured images upwards: key, name, width in percent and value of each."""
-
-    caption: str
-    rows: list[tuple[str, str, str, str]]
-
-
-def _ladder(one: RunFacts) -> Ladder | None:
-    metric, steps = one.metric, one.qualities()
-    if len(steps) < 2:
-        return None
-    values = [value for _, _, value in steps]
-    least = 50 * 10.0**-metric.digits
-    low = min(values) - 0.35 * max(max(values) - min(values), least)
-    widths = [f"{100 * (value - low) / (max(values) - low):.2f}" for value in values]
-    count = one.environment().get("images", {})
-    sets = count.get("evaluation") if isinstance(count, dict) else None
-    count = sets[0] if isinstance(sets, list) and sets else None
-    caption = f"mean over {count} evaluation images" if count else "mean over the evaluation images"
-    rows = [
-        (key, name, width, metric.number(value))
-        for (key, name, value), width in zip(steps, widths, strict=True)
-    ]
-    return Ladder(caption, rows)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One figure of all runs, and the number of the run with the best one."""
-
-    name: str
-    cells: list[str]
-    best: int | None = None
-
-
-def _columns(runs: Sequence[RunFacts]) -> list[Column]:
-    """The outcome of each run."""
-    columns: list[Column] = []
-    metric = most_common([one.metric for one in runs])
-    form = f".{metric.digits}f"
-
-    def add(name: str, values: Iterable[float | None], form: str, best: Any = None) -> None:
-        found = list(values)
-        known = [value for value in found if value is not None]
-        if known:
-            winner = found.index(best(known)) if best and len(known) > 1 else None
-            cells = ["–" if value is None else format(value, form) for value in found]
-            columns.append(Column(name, cells, winner))
-
-    add(f"Test {metric.label}", (one.run.tested(metric) for one in runs), form, metric.best)
-    add("Best at a check", (one.run.best("evaluation", metric) for one in runs), form, metric.best)
-    add(f"Validation {metric.label}", (one.run.validated(metric) for one in runs), form, metric.best)
-    add("Final loss", (one.final_loss() for one in runs), ".4g", min)
-    add("Steps", (one.run.step_count for one in runs), ",.0f")
-    add("Computations", (one.run.computations for one in runs), ",.0f")
-    times = ["–" if one.run.seconds is None else duration(one.run.seconds) for one in runs]
-    return [*columns, Column("Time", times)]
-
-
-def _ledger(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[float | None]]]:
-    """Name, meaning and the count of each run, for the entries that are not zero everywhere."""
-    found = [one.ledger() for one in runs]
-    return [
-        (name, what, [one.get(key) for one in found])
-        for key, (name, what) in LEDGER.items()
-        if any(one.get(key) for one in found)
-    ]
 
 
 def _json(data: Any) -> str:

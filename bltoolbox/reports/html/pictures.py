@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bltoolbox.config.names import BEST_THETA, LAST_THETA, PICTURES, PICTURES_INDEX, THETA_FILE, THETAS
 from bltoolbox.config.reading import REPORT_IMAGES, read_bytes
 from bltoolbox.errors import BltError, MissingError
+from bltoolbox.restoration.metrics import UNIT, Range
 from bltoolbox.runs.files import write_bytes, write_json
 from bltoolbox.runs.history import RunHistory
 from bltoolbox.runs.logs import read_index
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bltoolbox.config.registry import Registry
+    from bltoolbox.restoration.evaluation import Restored
     from bltoolbox.restoration.model import Model
     from bltoolbox.restoration.results import RunResult
 
 #: Larger images are cut to their middle in the page, and are not restored for it.
 MAX_SIDE = 384
 _MAX_RESTORED = 512 * 512
+#: The key of an image, its values and its metrics.
+_State = tuple[str, "Tensor", Mapping[str, float]]
 _SAFE = re.compile(r"evaluation-\d+-[a-z]+\.png")
 
 
@@ -190,8 +194,8 @@ def _restore(run: RunHistory, model: Model, images: int, registry: Registry | No
     scenes = []
     for number, one in enumerate(found.images):
         start, learned = found.values_of(number)
-        variants = [("measured", one.start, start), ("learned", one.x, learned), ("clean", one.x_true, {})]
-        scenes.append(_scene(found.labels[number], variants, {}))
+        variants = [("measured", one.start, start), ("learned", one.x, learned), *_true(one)]
+        scenes.append(_scene(found.labels[number], variants, {}, found.range))
     return scenes
 
 
@@ -202,21 +206,26 @@ def _scenes(result: RunResult) -> list[Scene]:
     block = result.model.recipe.baseline
     names = {"baseline": f"{block.name}, tuned"} if block else {}
     scenes = []
+    variants: list[_State]
     for number, one in enumerate(evaluation.images):
         start, learned = evaluation.values_of(number)
         variants = [("measured", one.start, start)]
         if baseline is not None and number < len(baseline.images):
             variants.append(("baseline", baseline.images[number].x, baseline.values_of(number)[1]))
-        variants += [("learned", one.x, learned), ("clean", one.x_true, {})]
-        scenes.append(_scene(evaluation.labels[number], variants, names))
+        variants += [("learned", one.x, learned), *_true(one)]
+        scenes.append(_scene(evaluation.labels[number], variants, names, evaluation.range))
     return scenes
 
 
-def _scene(
-    label: str, variants: Sequence[tuple[str, Tensor, Mapping[str, float]]], names: dict[str, str]
-) -> Scene:
+def _true(one: Restored) -> list[_State]:
+    return [] if one.x_true is None else [("clean", one.x_true, {})]
+
+
+def _scene(label: str, variants: Sequence[_State], names: dict[str, str], span: Range) -> Scene:
     made = [
-        Variant(key, names.get(key, {"clean": "true"}.get(key, key)), encode_png(_middle(image)), values)
+        Variant(
+            key, names.get(key, {"clean": "true"}.get(key, key)), encode_png(_middle(image), span), values
+        )
         for key, image, values in variants
     ]
     height, width = _middle(variants[-1][1]).shape[-2:]
@@ -231,9 +240,7 @@ def _middle(image: Tensor) -> Tensor:
 
 def show_learned(model: Model) -> Learned:
     """Filters, their weights and their potentials, if the regularizer has any."""
-    from bltoolbox.restoration.variational import split
-
-    regularizer, theta = model.problem.regularizer, split(model.theta, "regularizer")
+    regularizer, theta = model.problem.regularizer, model.prepared["regularizer"]
     pictures, potentials = regularizer.pictures(theta), regularizer.potentials(theta)
     learned = Learned()
     if pictures is not None:
@@ -252,15 +259,18 @@ def show_learned(model: Model) -> Learned:
     return learned
 
 
-def encode_png(image: Tensor) -> bytes:
-    """(C, H, W) with values in [0, 1]; with other than one or three channels, the norm over channels."""
+def encode_png(image: Tensor, span: Range = UNIT) -> bytes:
+    """(C, H, W) with values in ``span``; with other than one or three channels, the norm over channels."""
     import numpy as np
     from PIL import Image
 
-    picture = image.detach().cpu().double()
+    from bltoolbox.restoration.layout import to_unit
+
+    picture = image.detach().cpu().double().nan_to_num(span[0])
     if picture.shape[0] not in (1, 3):
         picture = picture.square().sum(0, keepdim=True).sqrt()
-    values = (picture.nan_to_num().clamp(0, 1) * 255).round().permute(1, 2, 0).numpy().astype(np.uint8)
+        span = (0.0, max(map(abs, span)))
+    values = (to_unit(picture, span) * 255).round().permute(1, 2, 0).numpy().astype(np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(values.squeeze(2) if values.shape[2] == 1 else values).save(
         buffer, "PNG", compress_level=3

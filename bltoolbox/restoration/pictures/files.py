@@ -75,8 +75,21 @@ def is_picture(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def read_picture(path: Path) -> Picture:
-    """Decode a file; an ImageError, one sentence with its name, if that is not possible."""
+def read_pixels(path: Path) -> NDArray[Any]:
+    """The numbers of a picture as they are stored, H×W×C, whatever their range: for recorded data."""
+    picture = read_picture(path, unit=False)
+    if picture.kind == "cmyk":
+        raise ImageError(f"{path} has the colours CMYK; save it as gray or RGB")
+    if picture.alpha is not None and picture.alpha.min() < np.iinfo(picture.alpha.dtype).max:
+        raise ImageError(f"{path} has transparent pixels; save it without an alpha channel")
+    return picture.colours
+
+
+def read_picture(path: Path, *, unit: bool = True) -> Picture:
+    """Decode a file; an ImageError, one sentence with its name, if that is not possible.
+
+    With ``unit`` the values stand for [0, 1], so that floats outside and integers without a largest one are refused.
+    """
     with opened(path) as image:
         notes = ["only its first frame is used"] if _has_several(image, path) else []
         compression = image.info.get("compression")
@@ -94,7 +107,7 @@ def read_picture(path: Path) -> Picture:
                 notes.append("16 bits become 8, since files of this kind are read with 8")
             image.load()
             turned = orientation(image)
-            pixels = np.asarray(_plain(image, path, notes))
+            pixels = np.asarray(_plain(image, path, notes, unit))
             if image.mode.startswith("I;16") and _tag(image, _PHOTOMETRIC) == 0:
                 pixels = 65535 - pixels  # white is 0, which Pillow minds for 8 bits only
             if image.mode.startswith("I") and "transparency" in image.info:
@@ -148,7 +161,7 @@ def _load_metadata(image: Image.Image) -> None:
         image.load()
 
 
-def _plain(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
+def _plain(image: Image.Image, path: Path, notes: list[str], unit: bool) -> Image.Image:
     """One of the modes L, LA, RGB, RGBA, CMYK, I;16 and F."""
     mode = image.mode
     if mode in ("L", "RGB", "CMYK", "LA", "RGBA") and not (
@@ -159,6 +172,8 @@ def _plain(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
         return image if mode == "I;16" else _sixteen(image)
     if mode == "I" and image.format in ("PNG", "PPM"):
         return _sixteen(image)
+    if mode in ("I", "F") and not unit:
+        return image
     if mode == "I":
         raise ImageError(
             f"{path} contains 32-bit integers, whose range is unknown; save it with 8 or 16 bits"

@@ -1,4 +1,7 @@
-"""The properties that each role promises; importing this package registers them all."""
+"""The properties that each role promises, one file per role; importing this package registers them all.
+
+May import what ``testing`` may. A change here can let a wrong component pass, or refuse a correct one.
+"""
 
 from bltoolbox.testing.checks import (
     data,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -12,9 +15,25 @@ KIND = "data"
 #: Number of images that are tested.
 MOST = 4
 
+Reader = Callable[[Sequence[int]], Tensor]
+
 
 def _ids(data: Data) -> list[int]:
     return list(range(min(len(data), MOST)))
+
+
+def _readers(data: Data) -> dict[str, Reader]:
+    """The methods that read images or measurements, by name, and one for each entry of the context."""
+    readers: dict[str, Reader] = {
+        name: getattr(data, name) for name in ("clean", "measured") if data.offers(name)
+    }
+    for key in data.context(_ids(data)):
+        readers[f"context {key!r}"] = partial(_entry, data, key)
+    return readers
+
+
+def _entry(data: Data, key: str, ids: Sequence[int]) -> Tensor:
+    return data.context(ids)[key]
 
 
 @holds(KIND, "has a length")
@@ -22,31 +41,47 @@ def length(subject: Subject) -> None:
     data = subject()
     require(len(data) > 0, "len(data) is 0; data must contain at least one image")
     last = len(data) - 1
-    require(len(data.clean([last])) == 1, f"clean([{last}]), the last image, must return one image")
+    require(
+        data.offers("clean") or data.offers("measured"),
+        "data must define clean (true images), measured (recorded measurements) or both",
+    )
+    for name, read in _readers(data).items():
+        require(len(read([last])) == 1, f"{name}([{last}]), the last image, must return one image")
     require(isinstance(data.label(last), str), f"label({last}) must return text")
     group = data.group(last)
     require(group is None or isinstance(group, str), f"group({last}) must return text or None")
     require(data.group(last) == group, f"group({last}) differed between two calls")
 
 
-@holds(KIND, "images are float32 in [0, 1]")
+@holds(KIND, "images are float32 in their range")
 def images(subject: Subject) -> None:
     data = subject()
     ids = _ids(data)
-    batch = data.clean(ids)
-    if not isinstance(batch, Tensor):
-        fail(f"clean({ids}) must return a tensor, not a {type(batch).__name__}")
+    for name, read in _readers(data).items():
+        found = read(ids)
+        if not isinstance(found, Tensor):
+            fail(f"{name}({ids}) must return a tensor, not a {type(found).__name__}")
+        require(
+            found.device.type == "cpu", f"{name}({ids}): expected a CPU tensor, got one on {found.device}"
+        )
+        require(len(found) == len(ids), f"{name}({ids}): expected {len(ids)} rows, got {len(found)}")
+        require(bool(torch.isfinite(found).all()), f"{name}({ids}) contains NaN or infinity")
+        if name in ("clean", "measured"):
+            kind = str(found.dtype)[6:]
+            require(found.dtype == torch.float32, f"{name}({ids}): expected float32, got {kind}")
+    if data.offers("clean"):
+        _check_range(data, ids)
+
+
+def _check_range(data: Data, ids: Sequence[int]) -> None:
+    found, (least, most) = data.clean(ids), data.range
+    require(found.ndim == 4, f"clean({ids}): expected shape ({len(ids)}, C, H, W), got {tuple(found.shape)}")
+    require(least < most, f"range is [{least:g}, {most:g}]; it must be [lowest, highest]")
+    low, high = float(found.min()), float(found.max())
+    hint = "; divide by 255" if most == 1 and high > 1.5 else ""
     require(
-        batch.ndim == 4 and len(batch) == len(ids),
-        f"clean({ids}): expected shape ({len(ids)}, C, H, W), got {tuple(batch.shape)}",
-    )
-    require(batch.dtype == torch.float32, f"clean({ids}): expected float32, got {str(batch.dtype)[6:]}")
-    require(batch.device.type == "cpu", f"clean({ids}): expected a CPU tensor, got one on {batch.device}")
-    require(bool(torch.isfinite(batch).all()), f"clean({ids}) contains NaN or infinity")
-    low, high = float(batch.min()), float(batch.max())
-    hint = "; divide by 255" if high > 1.5 else ""
-    require(
-        low >= 0 and high <= 1, f"clean({ids}): expected values in [0, 1], got [{low:.4g}, {high:.4g}]{hint}"
+        low >= least and high <= most,
+        f"clean({ids}): expected values in [{least:g}, {most:g}], got [{low:.4g}, {high:.4g}]{hint}",
     )
 
 
@@ -54,32 +89,41 @@ def images(subject: Subject) -> None:
 def deterministic(subject: Subject) -> None:
     first, second = subject(), subject()
     ids = _ids(first)
-    require(
-        same(first.clean(ids), second.clean(ids)) and same(first.clean(ids), first.clean(ids)),
-        f"clean({ids}) differed between two calls; an image must depend only on its id (and options): no random crops",
-    )
+    others = _readers(second)
+    for name, read in _readers(first).items():
+        require(
+            same(read(ids), others[name](ids)) and same(read(ids), read(ids)),
+            f"{name}({ids}) differed between two calls; an image must depend only on its id (and options): no random"
+            " crops",
+        )
 
 
 @holds(KIND, "an image does not depend on its batch")
 def batch_independent(subject: Subject) -> None:
     data = subject()
     ids = _ids(data)
-    together = data.clean(ids)
-    for position, id in enumerate(ids):
-        alone = data.clean([id])[0]
-        require(same(alone, together[position]), f"clean([{id}]) differs from the image in clean({ids})")
-    backwards = data.clean(ids[::-1])
-    require(same(backwards.flip(0), together), f"clean({ids[::-1]}) is not clean({ids}) in reverse order")
+    for name, read in _readers(data).items():
+        together = read(ids)
+        for position, id in enumerate(ids):
+            alone = read([id])[0]
+            require(
+                same(alone, together[position]), f"{name}([{id}]) differs from the image in {name}({ids})"
+            )
+        backwards = read(ids[::-1])
+        require(
+            same(backwards.flip(0), together), f"{name}({ids[::-1]}) is not {name}({ids}) in reverse order"
+        )
 
 
 @holds(KIND, "returned images are copies")
 def copies(subject: Subject) -> None:
     data = subject()
     ids = _ids(data)
-    given = list(ids)
-    first = data.clean(given)
-    require(given == ids, "clean changed the list of ids passed to it")
-    kept = first.clone()
-    first.zero_()
-    message = "writing into the tensor that clean returned changed the images; return a copy"
-    require(same(data.clean(ids), kept), message)
+    for name, read in _readers(data).items():
+        given = list(ids)
+        first = read(given)
+        require(given == ids, f"{name} changed the list of ids passed to it")
+        kept = first.clone()
+        first.zero_()
+        message = f"writing into the tensor that {name} returned changed the images; return a copy"
+        require(same(read(ids), kept), message)

@@ -110,6 +110,23 @@ def shifted(theta: Theta, direction: Theta, t: float) -> dict[str, Tensor]:
     return {name: value + t * direction[name] for name, value in theta.items()}
 
 
+def require_theta_derivative(
+    function: Callable[[Theta], Tensor],
+    theta: Theta,
+    direction: Theta,
+    claimed: Tensor,
+    what: str,
+    cause: str,
+) -> None:
+    """A claimed derivative of a number in θ along ``direction`` against difference quotients."""
+    quotient, error = best_difference(lambda t: function(shifted(theta, direction, t)), claimed)
+    require(
+        error <= 1e-5 or abs(float(quotient - claimed)) <= 1e-9,
+        f"{what}: expected {float(quotient):.6g} from finite differences in θ along a random direction, got"
+        f" {float(claimed):.6g}; {cause}",
+    )
+
+
 def extreme_eigenvalues(product: Callable[[Tensor], Tensor], like: Tensor) -> tuple[float, float]:
     """Smallest and largest eigenvalue of a symmetric map of images like (1, C, H, W).
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.testing.checks.base import (
@@ -38,12 +39,10 @@ KIND = "operator"
 COUNT = 3
 
 
-def thetas(
-    operator: Operator, shape: Sequence[int], dtype: torch.dtype = torch.float64
-) -> list[dict[str, Tensor]]:
-    """The empty θ, with which measurements are made, and one near the initial θ if there are parameters."""
+def thetas(operator: Operator, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> list[Theta]:
+    """The empty θ, with which measurements are made, and one near the initial θ if there are parameters; prepared."""
     learned = cast(parameters(operator, shape), dtype)
-    return [{}, learned] if learned else [{}]
+    return [operator.prepare(theta) for theta in ([{}, learned] if learned else [{}])]
 
 
 def images(operator: Operator, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -55,8 +54,7 @@ def deterministic(subject: Subject) -> None:
     first, second = subject(), subject()
     x = images(first)
     require(
-        same(first.apply(x, {}, {}), second.apply(x, {}, {}))
-        and same(first.apply(x, {}, {}), first.apply(x, {}, {})),
+        same(_measure(first, x), _measure(second, x)) and same(_measure(first, x), _measure(first, x)),
         "apply(x) differed between two calls with the same x; draw masks and kernels once, from a seed",
     )
     init = [component.init_params(x.shape[1:], keyed_generator("θ", 0)) for component in (first, second)]
@@ -97,14 +95,14 @@ def adjoint(subject: Subject) -> None:
 def batch_independent(subject: Subject) -> None:
     operator = subject()
     x = images(operator)
-    y = operator.apply(x, {}, {})
+    theta, y = operator.prepare({}), _measure(operator, x)
     for name, given in (("apply", x), ("adjoint", y), ("start", y)):
         method = getattr(operator, name)
-        together = method(given, {}, {})
+        together = method(given, theta, {})
         for index in batches(COUNT):
             what = f"{name} of {describe_batch(index)} differs from the result in a batch of {COUNT}"
             cause = "the first dimension is the sample, and samples must not be mixed"
-            require_close(method(given[index], {}, {}), together[index], 1e-10, what, cause)
+            require_close(method(given[index], theta, {}), together[index], 1e-10, what, cause)
 
 
 @holds(KIND, "float32 and float64 are kept")
@@ -170,7 +168,7 @@ def start(subject: Subject) -> None:
 @holds(KIND, "measured is a mask")
 def measured(subject: Subject) -> None:
     operator = subject()
-    y = operator.apply(images(operator), {}, {})
+    y = _measure(operator, images(operator))
     mask = operator.measured(y, {})
     if mask is None:
         raise NotApplicable("all of y is measured")
@@ -189,16 +187,16 @@ def differentiable(subject: Subject) -> None:
     theta = parameters(operator, x.shape[1:])
     if not theta:
         raise NotApplicable("it has no parameters")
-    u = normal(*operator.apply(x, theta, {}).shape, seed=9)
+    u = normal(*_measure(operator, x, theta).shape, seed=9)
     leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
-    total = dot(operator.apply(x, leaves, {}), u).sum()
+    total = dot(_measure(operator, x, leaves), u).sum()
     require(total.requires_grad, "apply must be differentiable in θ; avoid detach, .item() and no_grad")
     result = torch.autograd.grad(total, list(leaves.values()))
     direction = {name: normal(*value.shape, seed=10) for name, value in theta.items()}
     claimed = torch.stack([(g * d).sum() for g, d in zip(result, direction.values(), strict=True)]).sum()
 
     def along(t: float) -> Tensor:
-        return dot(operator.apply(x, shifted(theta, direction, t), {}), u).sum()
+        return dot(_measure(operator, x, shifted(theta, direction, t)), u).sum()
 
     quotient, error = best_difference(along, claimed)
     require(
@@ -214,14 +212,19 @@ def check_respected(subject: Subject) -> None:
 
     def measured(shape: Sequence[int]) -> Tensor:
         x = noisy_images(2, shape)
-        back = operator.start(operator.apply(x, {}, {}), {}, {})
+        back = operator.start(_measure(operator, x), operator.prepare({}), {})
         require_like(back, x, f"start(apply(x)) of images of {'×'.join(map(str, shape))}")
         return back
 
     require_check_refuses(operator, measured, "measuring them")
 
 
-def _normal_map(operator: Operator, theta: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+def _measure(operator: Operator, x: Tensor, theta: Theta | None = None) -> Tensor:
+    """A_θ x for a θ that is not prepared yet; the empty θ by default, as when measurements are made."""
+    return operator.apply(x, operator.prepare(theta or {}), {})
+
+
+def _normal_map(operator: Operator, theta: Theta) -> Callable[[Tensor], Tensor]:
     """v ↦ AᵀA v with the adjoint by autograd, since another property tests ``adjoint``."""
 
     def product(v: Tensor) -> Tensor:

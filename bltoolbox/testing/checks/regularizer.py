@@ -43,7 +43,9 @@ class Trial:
     """A regularizer with θ, noisy images x and directions."""
 
     regularizer: Regularizer
-    theta: dict[str, Tensor]
+    #: As the component named them; ``theta`` is prepared.
+    raw: dict[str, Tensor]
+    theta: Theta
     x: Tensor
     v: Tensor
     q: Tensor
@@ -56,10 +58,10 @@ class Trial:
 def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
     regularizer = subject()
     shape = fitting_shape(regularizer)
-    theta = cast(parameters(regularizer, shape), dtype)
+    raw = cast(parameters(regularizer, shape), dtype)
     x = noisy_images(COUNT, shape).to(dtype)
     v, q = (normal(COUNT, *shape, seed=seed, dtype=dtype) for seed in (11, 12))
-    return Trial(regularizer, theta, x, v, q)
+    return Trial(regularizer, raw, regularizer.prepare(raw), x, v, q)
 
 
 def everything(case: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
@@ -107,13 +109,13 @@ def dtype_kept(subject: Subject) -> None:
 def untouched(subject: Subject) -> None:
     case = trial(subject)
     for name in ("energy", "gradient", "linearize", "pairing", "project", "project_gradient"):
-        guard = Untouched(theta=case.theta, x=case.x, v=case.v, q=case.q)
+        guard = Untouched(theta=dict(case.theta), x=case.x, v=case.v, q=case.q)
         if name == "linearize":
             case.regularizer.linearize(case.theta, case.x)(case.v)
         elif name == "pairing":
             case.regularizer.pairing(case.theta, case.x, case.q)
         elif name.startswith("project"):
-            getattr(case.regularizer, name)(case.theta)
+            getattr(case.regularizer, name)(case.raw)
         else:
             getattr(case.regularizer, name)(case.theta, case.x)
         guard.verify(name)
@@ -188,13 +190,14 @@ def pairing(subject: Subject) -> None:
 def mixed_derivative(subject: Subject) -> None:
     case = trial(subject)
     derivative = _pairing_derivative(case)
-    for k, (name, value) in enumerate(case.theta.items()):
-        direction = {other: torch.zeros_like(part) for other, part in case.theta.items()}
+    for k, (name, value) in enumerate(case.raw.items()):
+        direction = {other: torch.zeros_like(part) for other, part in case.raw.items()}
         direction[name] = normal(*value.shape, seed=40 + k) / value.numel() ** 0.5
         claimed = (derivative[name] * direction[name]).sum()
 
         def along(t: float, d: Theta = direction) -> Tensor:
-            return dot(case.regularizer.gradient(shifted(case.theta, d, t), case.x), case.q).sum()
+            theta = case.regularizer.prepare(shifted(case.raw, d, t))
+            return dot(case.regularizer.gradient(theta, case.x), case.q).sum()
 
         quotient, error = best_difference(along, claimed)
         absolute = abs(float(quotient - claimed))
@@ -202,7 +205,7 @@ def mixed_derivative(subject: Subject) -> None:
             what = f"the derivative of pairing of noisy images in θ[{name!r}]"
             than = "differences of ⟨gradient(θ, x), q⟩ in θ"
             derivative_fails(what, than, claimed.reshape(1), quotient.reshape(1))
-    each = case.regularizer.pairing_gradients(case.theta, case.x, case.q)
+    each = case.regularizer.pairing_gradients(case.raw, case.x, case.q)
     for name, whole in derivative.items():
         cause = (
             "each entry needs a leading sample dimension; their sum is the derivative of the summed pairing"
@@ -215,7 +218,7 @@ def mixed_derivative(subject: Subject) -> None:
 @holds(KIND, "pictures and potentials can be drawn")
 def shows(subject: Subject) -> None:
     case = trial(subject)
-    guard = Untouched(theta=case.theta)
+    guard = Untouched(theta=dict(case.theta))
     pictures, curves = case.regularizer.pictures(case.theta), case.regularizer.potentials(case.theta)
     guard.verify("pictures and potentials")
     if pictures is None and curves is None:
@@ -238,8 +241,8 @@ def shows(subject: Subject) -> None:
 
 
 def _pairing_derivative(case: Trial) -> dict[str, Tensor]:
-    leaves = {name: value.clone().requires_grad_() for name, value in case.theta.items()}
-    total = case.regularizer.pairing(leaves, case.x, case.q).sum()
+    leaves = {name: value.clone().requires_grad_() for name, value in case.raw.items()}
+    total = case.regularizer.pairing(case.regularizer.prepare(leaves), case.x, case.q).sum()
     if not total.requires_grad:
         fail(
             "pairing is not differentiable in θ; compute it from θ with torch operations, without detach or .item()"

@@ -128,7 +128,7 @@ def check_respected(subject: Subject) -> None:
 
     def energy(shape: Sequence[int]) -> torch.Tensor:
         theta = regularizer.init_params(shape, keyed_generator("θ", 0))
-        return regularizer.energy(theta, noisy_images(2, shape))
+        return regularizer.energy(regularizer.prepare(theta), noisy_images(2, shape))
 
     require_check_refuses(regularizer, energy, "energy")
 

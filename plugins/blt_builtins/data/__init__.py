@@ -1,4 +1,4 @@
-"""Data sets of clean images, addressed by id."""
+"""Data sets of images and measurements, addressed by id."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def blt_components() -> list[Component]:
             "folder",
             "blt_builtins.data.folder:Folder",
             "Your own image files from a folder, of any ordinary format; read when needed.",
+        ),
+        Component(
+            "data",
+            "pairs",
+            "blt_builtins.data.pairs:Pairs",
+            "Your own measurements, recorded, with or without true images; files or arrays.",
         ),
         Component(
             "data",

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from bltoolbox.plugin import DOWNLOAD, BltError, MissingError, acquire, open_file, open_regular
+from bltoolbox.plugin import DOWNLOAD, BltError, MissingError, acquire, make_folder, open_file, open_regular
 
 _BLOCK = 2**18
 #: Seconds without a byte before a connection counts as dead; connections in a row that bring nothing before we give
@@ -40,10 +40,22 @@ TRIES = 3
 PAUSE = 1.0
 
 
-def fetch(url: str, md5: str, folder: Path, members: Sequence[str], there: Callable[[], bool]) -> None:
-    """Download the archive at ``url`` and move its top-level folders ``members`` into ``folder``."""
+def fetch(
+    url: str,
+    md5: str,
+    folder: Path,
+    members: Sequence[str],
+    there: Callable[[], bool],
+    root: Path | None = None,
+) -> None:
+    """Download the archive at ``url`` and move its top-level folders ``members`` into ``folder``.
+
+    Nothing is written through a link below ``root``, the folder that the user named, which is ``folder`` by default.
+    """
+    root = folder if root is None else root
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, within=root)
         name = Path(urlsplit(url).path).name
         with _only_me(folder / f".{name}.lock"):
             if there():
@@ -129,13 +141,19 @@ def _append(url: str, part: Path) -> bool:
         if response.status == 206 and not begun:
             part.unlink(missing_ok=True)
             raise http.client.HTTPException("the server sends another piece of the file than was asked for")
-        with part.open("r+b" if begun else "wb") as file, _Progress(url, begun, total) as progress:
+        with _opened(part) as file, _Progress(url, begun, total) as progress:
+            file.truncate(begun)
             file.seek(begun)
             while block := response.read(_BLOCK):
                 file.write(block)
                 progress.add(len(block))
                 DOWNLOAD.check(url, file.tell())
     return total is None or _begun(part) >= total
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A regular file to write to, made if there is none; a link is refused."""
+    return open_regular(path, os.O_RDWR | os.O_CREAT, within=path.parent)
 
 
 def _starts_at(response: Any) -> int | None:
@@ -175,7 +193,7 @@ def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _only_me(lock: Path) -> Iterator[None]:
     """A lock, so that two runs that need the same files do not download them twice."""
-    with open_regular(lock, os.O_RDWR | os.O_CREAT, within=lock.parent) as file:
+    with _opened(lock) as file:
         if not acquire(file, lock.parent):
             print(f"waiting for another process that downloads into {lock.parent}", file=sys.stderr)
             acquire(file, lock.parent, wait=True)

@@ -98,7 +98,7 @@ def _listed(root: Path, split: str, download: bool) -> list[str]:
         for url, md5 in reader._RESOURCES:
             member = url.rpartition("/")[2].partition(".")[0]
             if not (folder / member).is_dir():
-                fetch(url, md5, folder, [member], (folder / member).is_dir)
+                fetch(url, md5, folder, [member], (folder / member).is_dir, root)
     if not all((folder / member).is_dir() for member in MEMBERS):
         raise MissingError(
             f"oxford-pets: there is no {folder} with {' and '.join(MEMBERS)}; set download: true to get it (0.8 GB), or"

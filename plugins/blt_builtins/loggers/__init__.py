@@ -1,4 +1,4 @@
-"""Loggers: they record a run in other places."""
+"""Loggers: they record a run in other places, e.g. in files or web services."""
 
 from __future__ import annotations
 

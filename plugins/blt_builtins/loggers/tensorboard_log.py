@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from annotated_types import Gt
 from torch import Tensor
 
-from bltoolbox.plugin import Check, Experiment, Logger, MissingError, RunResult, make_folder, split
+from bltoolbox.plugin import Check, Experiment, Logger, MissingError, RunResult, make_folder
 
 
 class TensorBoardLog(Logger):
@@ -79,7 +79,8 @@ class TensorBoardLog(Logger):
         self._close()
 
     def finished(self, result: RunResult) -> None:
-        pictures = result.model.problem.regularizer.pictures(split(result.theta, "regularizer"))
+        model = result.model
+        pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
         if pictures is not None and pictures.shape[1] in (1, 3):
             largest = pictures.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12)
             self._open().add_images(

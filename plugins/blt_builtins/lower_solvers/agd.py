@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blt_builtins.lower_solvers.gradient_step import backtrack, first_lipschitz, gradient_step
 from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand
 
 
@@ -47,16 +48,17 @@ class AGD(LowerSolver):
     def init(self, lower: Lower, x0: Tensor, kept: Rows) -> AGDState:
         x0 = lower.project(x0)
         gradient = lower.gradient(x0)
-        lipschitz = lower.lipschitz if lower.bounded else torch.ones_like(lower.mu)
+        lipschitz = first_lipschitz(lower)
         ones = torch.ones_like(lower.mu)
         return AGDState(x0, lower.residual(x0, gradient), gradient, x0, lipschitz, ones)
 
     def step(self, lower: Lower, state: AGDState) -> AGDState:
-        if not lower.bounded:
-            point, lipschitz = self._backtrack(lower, state)
-        else:
+        if lower.bounded:
             lipschitz = state.lipschitz
-            point = lower.project(state.x - state.gradient / expand(lipschitz, state.x))
+            point = gradient_step(lower, state.x, state.gradient, lipschitz)
+        else:
+            moved = backtrack(lower, state.x, state.gradient, torch.maximum(state.lipschitz, lower.mu))
+            point, lipschitz = moved.x, moved.lipschitz
         move = point - state.point
         beta, t = self._momentum(lower, state, move, lipschitz)
         x = lower.project(torch.addcmul(point, expand(beta, move), move))
@@ -72,22 +74,3 @@ class AGD(LowerSolver):
         t = (1 + (1 + 4 * t_old.square()).sqrt()) / 2
         beta = torch.where(uphill, 0.0, (t_old - 1) / t)
         return torch.where(lower.mu > 0, (1 - root) / (1 + root), beta), t
-
-    def _backtrack(self, lower: Lower, state: AGDState) -> tuple[Tensor, Tensor]:
-        """The smallest L in a doubling sequence with ⟨∇h(x⁺) − ∇h(v), x⁺ − v⟩ ≤ L‖x⁺ − v‖².
-
-        It compares gradients, not energies, since the difference of two energies is lost to rounding near the
-        minimiser.
-        """
-        lipschitz = torch.maximum(state.lipschitz, lower.mu)
-        for _ in range(60):
-            point = lower.project(state.x - state.gradient / expand(lipschitz, state.x))
-            step = point - state.x
-            length = dot(step, step)
-            rise = dot(lower.gradient(point) - state.gradient, step)
-            # A curvature equal to L up to rounding is accepted; the loop detects NaN.
-            short = rise > (1 + 1e-4) * lipschitz * length
-            if not bool(short.any()):
-                break
-            lipschitz = torch.where(short, torch.maximum(2 * lipschitz, rise / length), lipschitz)
-        return point, lipschitz

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand
+from blt_builtins.lower_solvers.gradient_step import backtrack, first_lipschitz, gradient_step
+from bltoolbox.plugin import Lower, LowerSolver, Rows
 
 
 @dataclass(frozen=True)
@@ -46,32 +47,19 @@ class GradientDescent(LowerSolver):
     def init(self, lower: Lower, x0: Tensor, kept: Rows) -> GDState:
         x0 = lower.project(x0)
         gradient = lower.gradient(x0)
-        lipschitz = lower.lipschitz if lower.bounded else torch.ones_like(lower.mu)
-        return GDState(x0, lower.residual(x0, gradient), gradient, lipschitz)
+        return GDState(x0, lower.residual(x0, gradient), gradient, first_lipschitz(lower))
 
     def step(self, lower: Lower, state: GDState) -> GDState:
         if not lower.bounded:
             return self._backtrack(lower, state)
-        x = self._move(lower, state, state.lipschitz)
+        x = gradient_step(lower, state.x, state.gradient, state.lipschitz)
         gradient = lower.gradient(x)
         return GDState(x, lower.residual(x, gradient), gradient, state.lipschitz)
 
-    def _move(self, lower: Lower, state: GDState, lipschitz: Tensor) -> Tensor:
-        return lower.project(state.x - state.gradient / expand(lipschitz, state.x))
-
     def _backtrack(self, lower: Lower, state: GDState) -> GDState:
-        lipschitz = state.lipschitz
-        for _ in range(60):
-            x = self._move(lower, state, lipschitz)
-            gradient = lower.gradient(x)
-            step = x - state.x
-            length, rise = dot(step, step), dot(gradient - state.gradient, step)
-            # A curvature equal to L up to rounding is accepted; the loop detects NaN.
-            long = rise > (1 + 1e-4) * lipschitz * length
-            if not bool(long.any()):
-                break
-            lipschitz = torch.where(long, torch.maximum(2 * lipschitz, rise / length), lipschitz)
+        moved = backtrack(lower, state.x, state.gradient, state.lipschitz)
         # A zero step, or one whose curvature is lost to rounding, gives no estimate for the next.
-        seen = (length > 0) & (rise > 0)
-        curvature = torch.where(seen, rise / torch.where(seen, length, 1.0), lipschitz)
-        return GDState(x, lower.residual(x, gradient), gradient, torch.maximum(curvature, lower.mu))
+        seen = (moved.length > 0) & (moved.rise > 0)
+        curvature = torch.where(seen, moved.rise / torch.where(seen, moved.length, 1.0), moved.lipschitz)
+        residual = lower.residual(moved.x, moved.gradient)
+        return GDState(moved.x, residual, moved.gradient, torch.maximum(curvature, lower.mu))

@@ -1,4 +1,4 @@
-"""Forward operators A."""
+"""Forward operators A_θ, which turn an image into its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regularizers R_θ(x)."""
+"""Regularizers R_θ(x): what is expected of an image before it is measured."""
 
 from __future__ import annotations
 

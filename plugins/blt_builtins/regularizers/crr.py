@@ -36,7 +36,15 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_builtins.regularizers.filters import Boundary, FilterBank, FilterHessian, norm_bound, too_large
+from blt_builtins.regularizers.filters import (
+    Boundary,
+    FilterBank,
+    FilterHessian,
+    norm_bound,
+    too_large,
+    unit_norm,
+    zero_mean,
+)
 from blt_builtins.regularizers.foe import difference_kernels
 from bltoolbox.plugin import Potentials, Regularizer, Theta
 
@@ -88,7 +96,7 @@ class ConvexRidge(Regularizer):
             log_slopes = torch.cat([log_slopes.flip(0), log_slopes])
         kernels = difference_kernels(self.filters, shape[0], self.kernel_size)
         return {
-            "kernels": kernels / kernels.flatten(1).norm(dim=1).view(-1, 1, 1, 1),
+            "kernels": unit_norm(kernels),
             "log_slopes": log_slopes.repeat(self.filters, 1),
             "log_scale": torch.full((1,), math.log(self.weight), dtype=torch.float64),
         }
@@ -120,8 +128,7 @@ class ConvexRidge(Regularizer):
         return self.project_gradient(theta)
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        kernels = gradient["kernels"]
-        return dict(gradient) | {"kernels": kernels - kernels.mean((2, 3), keepdim=True)}
+        return dict(gradient) | {"kernels": zero_mean(gradient["kernels"])}
 
     def pictures(self, theta: Theta) -> Tensor:
         return theta["kernels"][self._importance(theta).argsort(descending=True)]

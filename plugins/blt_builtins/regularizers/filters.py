@@ -23,6 +23,16 @@ from bltoolbox.plugin import image_layout
 Boundary = Literal["valid", "zero", "periodic", "symmetric"]
 
 
+def zero_mean(kernels: Tensor) -> Tensor:
+    """Without the mean of each channel of each kernel, so that flat images have no response."""
+    return kernels - kernels.mean((-2, -1), keepdim=True)
+
+
+def unit_norm(kernels: Tensor) -> Tensor:
+    """Kernels (J, C, K, K), each divided by its norm."""
+    return kernels / kernels.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+
+
 @dataclass(frozen=True)
 class FilterBank:
     """Kernels (J, C, K, K) under a boundary rule, prepared once for both convolutions."""

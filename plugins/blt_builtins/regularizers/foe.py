@@ -32,7 +32,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from blt_builtins.regularizers.certificates import Bank, bank_constants
+from blt_builtins.regularizers.filter_constants import Bank, bank_constants
 from blt_builtins.regularizers.filters import (
     Boundary,
     FilterBank,
@@ -41,6 +41,8 @@ from blt_builtins.regularizers.filters import (
     extend,
     norm_bound,
     too_large,
+    unit_norm,
+    zero_mean,
 )
 from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta
 
@@ -87,8 +89,7 @@ class FieldOfExperts(Regularizer):
         else:
             make = difference_kernels if self.start == "differences" else cosine_kernels
             kernels = make(self.filters, shape[0], self.kernel_size)
-        kernels = kernels - kernels.mean((2, 3), keepdim=True)
-        kernels = kernels / kernels.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        kernels = unit_norm(zero_mean(kernels))
         count = self.filters if self.smoothing == "per-filter" else 1
         return {
             "kernels": kernels if self.basis == "pixel" else _to_basis(kernels) / _scales(kernels),
@@ -166,7 +167,7 @@ class FieldOfExperts(Regularizer):
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
         kernels = gradient["kernels"]
         if self.basis == "pixel":
-            return dict(gradient) | {"kernels": kernels - kernels.mean((-2, -1), keepdim=True)}
+            return dict(gradient) | {"kernels": zero_mean(kernels)}
         # Zero mean in each channel is a zero first cosine in each colour axis.
         keep = torch.ones_like(kernels[0, 0])
         keep[0, 0] = 0

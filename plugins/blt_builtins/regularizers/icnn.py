@@ -34,7 +34,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_builtins.regularizers.filters import extend
+from blt_builtins.regularizers.filters import extend, unit_norm, zero_mean
 from blt_builtins.regularizers.foe import difference_kernels
 from bltoolbox.plugin import Regularizer, Theta
 
@@ -78,8 +78,7 @@ class InputConvexNetwork(Regularizer):
             return torch.randn(sides, dtype=torch.float64, generator=generator)
 
         size, area = self.kernel_size, self.kernel_size**2
-        pairs = difference_kernels(self.filters // 2, shape[0], size)
-        pairs = pairs / pairs.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        pairs = unit_norm(difference_kernels(self.filters // 2, shape[0], size))
         theta = {
             "skip_0": torch.cat([pairs, -pairs]),
             "bias_0": torch.zeros(self.filters, dtype=torch.float64),
@@ -90,7 +89,7 @@ class InputConvexNetwork(Regularizer):
         for k in range(1, self.layers):
             theta[f"log_weights_{k}"] = mean + 0.5 * normal(self.filters, self.filters, size, size)
             skip = normal(self.filters, shape[0], size, size) / (10 * size)
-            theta[f"skip_{k}"] = skip - skip.mean((2, 3), keepdim=True)
+            theta[f"skip_{k}"] = zero_mean(skip)
             theta[f"bias_{k}"] = torch.zeros(self.filters, dtype=torch.float64)
         return theta
 
@@ -120,8 +119,7 @@ class InputConvexNetwork(Regularizer):
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
         """Keep the mean of V_k at zero in each channel: a regularizer should not depend on brightness."""
         return {
-            name: part - part.mean((-2, -1), keepdim=True) if name.startswith("skip_") else part
-            for name, part in gradient.items()
+            name: zero_mean(part) if name.startswith("skip_") else part for name, part in gradient.items()
         }
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:

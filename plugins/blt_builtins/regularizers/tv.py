@@ -21,7 +21,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.regularizers.certificates import THIRD
+from blt_builtins.regularizers.filter_constants import THIRD
 from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta, norm
 
 

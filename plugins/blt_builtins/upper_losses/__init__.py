@@ -29,4 +29,16 @@ def blt_components() -> list[Component]:
             "blt_builtins.upper_losses.ssim:SSIMLoss",
             "One minus the structural similarity; rewards texture and contrast. Not convex.",
         ),
+        Component(
+            "upper_loss",
+            "recorrupted",
+            "blt_builtins.upper_losses.recorrupted:Recorrupted",
+            "Noisy measurements instead of true images: y is made noisier in two independent ways.",
+        ),
+        Component(
+            "upper_loss",
+            "whiteness",
+            "blt_builtins.upper_losses.whiteness:Whiteness",
+            "The correlations in the residual A x − y; needs neither true images nor a noise level. Not convex.",
+        ),
     ]

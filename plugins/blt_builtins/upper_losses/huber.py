@@ -10,7 +10,6 @@ models*, 2017.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.upper_losses.targets import target_of
-from bltoolbox.plugin import Sample, Upper, UpperLoss
+from bltoolbox.plugin import Forward, Sample, Upper, UpperLoss
 
 
 class HuberLoss(UpperLoss):
@@ -31,7 +30,7 @@ class HuberLoss(UpperLoss):
     def __init__(self, delta: Annotated[float, Gt(0)] = 0.1) -> None:
         self.delta = delta
 
-    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
+    def bind(self, sample: Sample, forward: Forward) -> Upper:
         return _Huber(target_of(sample, "huber"), self.delta)
 
 

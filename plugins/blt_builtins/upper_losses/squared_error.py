@@ -10,7 +10,6 @@ Imaging Sci. 2013.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.upper_losses.targets import target_of
-from bltoolbox.plugin import Sample, Upper, UpperLoss, dot
+from bltoolbox.plugin import Forward, Sample, Upper, UpperLoss, dot
 
 
 class SquaredError(UpperLoss):
@@ -31,7 +30,7 @@ class SquaredError(UpperLoss):
     def __init__(self, scale: Annotated[float, Gt(0)] = 1.0) -> None:
         self.scale = scale
 
-    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
+    def bind(self, sample: Sample, forward: Forward) -> Upper:
         return _SquaredDistance(target_of(sample, "squared-error"), self.scale)
 
 

@@ -16,7 +16,6 @@ IEEE TIP 2004.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.upper_losses.targets import target_of
-from bltoolbox.plugin import Sample, Upper, UpperLoss
+from bltoolbox.plugin import Forward, Sample, Upper, UpperLoss
 
 _SIZE, _SIGMA = 11, 1.5
 
@@ -32,7 +31,7 @@ _SIZE, _SIGMA = 11, 1.5
 class SSIMLoss(UpperLoss):
     """One minus the structural similarity."""
 
-    def bind(self, sample: Sample, forward: Callable[[Tensor], Tensor]) -> Upper:
+    def bind(self, sample: Sample, forward: Forward) -> Upper:
         target = target_of(sample, "ssim")
         if min(target.shape[2:]) < _SIZE:
             raise ValueError(f"ssim looks at windows of {_SIZE}×{_SIZE} pixels, and the images are smaller")

@@ -26,11 +26,18 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import torch
-from annotated_types import Gt, Lt
+from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.upper_optimizers.schedule import descend, power_decay, step_metrics
+from blt_builtins.upper_optimizers.schedule import (
+    TOO_SHORT,
+    ZERO,
+    Fraction,
+    descend,
+    is_lost,
+    power_decay,
+    step_metrics,
+)
 from bltoolbox.plugin import (
     Accuracy,
     HypergradientResult,
@@ -43,7 +50,6 @@ from bltoolbox.plugin import (
     theta_norm,
 )
 
-Fraction = Annotated[float, Gt(0), Lt(1)]
 _POWERS = {"quadratic": 2.0, "cubic": 3.0}
 
 
@@ -145,8 +151,5 @@ def _exhausted(theta: Theta, result: HypergradientResult, alpha: float) -> str |
     """Why no further step can help, or None."""
     length = theta_norm(result.gradient.values())
     if length == 0 and _at_floor(result):
-        return "converged: the hypergradient is zero"
-    precision = torch.finfo(next(iter(theta.values())).dtype).eps
-    if length > 0 and alpha * length < precision * theta_norm(theta.values()):
-        return "converged-to-precision: no step that changes θ decreases the loss"
-    return None
+        return ZERO
+    return TOO_SHORT if length > 0 and is_lost(theta, alpha * length) else None

@@ -27,10 +27,15 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from blt_builtins.upper_optimizers.schedule import Auto, descend, first_step, sampled_gradient, step_metrics
+from blt_builtins.upper_optimizers.schedule import (
+    Auto,
+    Fraction,
+    descend,
+    first_step,
+    sampled_gradient,
+    step_metrics,
+)
 from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Step, Theta, UpperOptimizer, theta_norm
-
-Fraction = Annotated[float, Gt(0), Lt(1)]
 
 #: Number of steps measured at the beginning, and of trials per measurement.
 _FIRST, _TRIALS = 3, 40

@@ -20,11 +20,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import torch
-from annotated_types import Gt, Lt
+from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.upper_optimizers.schedule import Auto, accuracies, descend, first_step, step_metrics
+from blt_builtins.upper_optimizers.schedule import (
+    TOO_SHORT,
+    ZERO,
+    Auto,
+    Fraction,
+    accuracies,
+    descend,
+    first_step,
+    is_lost,
+    step_metrics,
+)
 from bltoolbox.plugin import (
     Accuracy,
     HypergradientResult,
@@ -35,8 +44,6 @@ from bltoolbox.plugin import (
     Value,
     theta_norm,
 )
-
-Fraction = Annotated[float, Gt(0), Lt(1)]
 
 
 class MAID(UpperOptimizer):
@@ -142,10 +149,7 @@ def _exhausted(
 ) -> str | None:
     """Why tightening the accuracies cannot help any more, or None."""
     if length == 0 and not result.bound:
-        return "converged: the hypergradient is zero"
+        return ZERO
     if result.at_floor:
         return "converged-to-precision: the accuracy this step needs is below the floor of the dtype"
-    precision = torch.finfo(next(iter(theta.values())).dtype).eps
-    if accurate and alpha * length < precision * theta_norm(theta.values()):
-        return "converged-to-precision: no step that changes θ decreases the loss"
-    return None
+    return TOO_SHORT if accurate and is_lost(theta, alpha * length) else None

@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
+from annotated_types import Gt, Lt
 from torch import Tensor
 
 from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Theta, theta_norm
 
 #: A number, or `auto` for one determined at θ_0.
 Auto = Literal["auto"]
+Fraction = Annotated[float, Gt(0), Lt(1)]
+
+#: Why a method ends by itself.
+ZERO = "converged: the hypergradient is zero"
+TOO_SHORT = "converged-to-precision: no step that changes θ decreases the loss"
 
 #: `auto`: accuracies relative to the sizes at θ_0; the first step predicts a decrease by at most this fraction of the
 #: loss and changes θ by at most this fraction of its norm.
@@ -100,6 +107,12 @@ def power_decay(first: float, decay: float, k: int) -> float:
 def descend(oracle: Oracle, theta: Theta, direction: Theta, alpha: float) -> dict[str, Tensor]:
     """θ⁺ = Π(θ − α·direction)."""
     return oracle.project({name: value - alpha * direction[name] for name, value in theta.items()})
+
+
+def is_lost(theta: Theta, length: float) -> bool:
+    """Whether a step of this length changes θ by less than its rounding."""
+    precision = torch.finfo(next(iter(theta.values())).dtype).eps
+    return length < precision * theta_norm(theta.values())
 
 
 def step_metrics(alpha: float, tol: float, adjoint_tol: float, z: Theta) -> dict[str, float | int | str]:

@@ -23,7 +23,7 @@ function say(text) {
 }
 
 /**
- * options: title, unit, digits (null: as many as it takes), xLabel, logY, logX, and lines: [{label, x, y, colour, dash, noisy, dots, hidden}].
+ * options: title, unit, digits (null: as many as it takes), xLabel, logY, logX, named (a single line has a key, too), and lines: [{label, x, y, colour, dash, noisy, dots, hidden}].
  * A line keeps its own places; what is no number is left out.
  */
 class Chart {
@@ -82,7 +82,7 @@ class Chart {
 
   makeKeys() {
     this.keys.replaceChildren();
-    if (this.options.ownKeys === false || this.lines.length < 2) return;
+    if (this.options.ownKeys === false || this.lines.length < (this.options.named ? 1 : 2)) return;
     for (const line of this.lines) {
       const button = html("button", { type: "button", "aria-pressed": String(!line.hidden) }, this.keys);
       keySample(line, button);

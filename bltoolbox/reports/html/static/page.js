@@ -58,6 +58,7 @@
     const made = wanted.map((chart) => new Chart(byId("charts"), {
       key: chart.key, title: chart.title, unit: chart.unit, digits: chart.digits, xLabel: AXES[axis],
       logY: chart.log && worthwhile(chart, axis), lines: linesOf(chart, axis), ownKeys: !several,
+      named: chart.lines.length > 1,
     }));
     const redraw = () => made.forEach((plot, i) => plot.setLines(linesOf(wanted[i], axis), AXES[axis]));
     const known = Object.keys(AXES).filter((name) => data.runs.some((run) => [run.curves.steps, run.curves.checks].some((part) => (part[name] || []).some((x) => x > 0))));

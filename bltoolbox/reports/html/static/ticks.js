@@ -24,15 +24,25 @@ function shown(value, digits = 4) {
   return rounded.toLocaleString("en", { maximumFractionDigits: 6 }).replace("-", "−");
 }
 
+/** About `count` round numbers, and at least two: a single one does not show the scale. */
 function linearTicks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   const unit = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * unit).find((size) => size >= rough * 0.999);
-  const ticks = [];
-  for (let k = Math.ceil(low / step - 1e-9); k <= Math.floor(high / step + 1e-9); k += 1) {
-    ticks.push(Number((k * step).toPrecision(12)));
+  const sizes = [10, 5, 2, 1].map((factor) => factor * unit);
+  let ticks = [];
+  for (const step of sizes.slice(sizes.findLastIndex((size) => size >= rough * 0.999))) {
+    ticks = multiples(low, high, step);
+    if (ticks.length > 1) break;
   }
   return ticks;
+}
+
+function multiples(low, high, step) {
+  const found = [];
+  for (let k = Math.ceil(low / step - 1e-9); k <= Math.floor(high / step + 1e-9); k += 1) {
+    found.push(Number((k * step).toPrecision(12)));
+  }
+  return found;
 }
 
 function logTicks(low, high, count) {

@@ -1,0 +1,95 @@
+"""Datasets of HDF5 files, read slice by slice.
+
+An HDF5 file may lead elsewhere: by links and virtual datasets to other files, by external storage to raw bytes of any
+file, by a filter to a plugin that HDF5 would load and execute. All of these are refused. A chunk is decompressed
+whole, so its size has a limit.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bltoolbox.plugin import RECORDED, MissingError, open_file
+
+if TYPE_CHECKING:
+    from h5py import Dataset, File
+
+#: Filters that are part of HDF5 (deflate, shuffle, Fletcher, szip, n-bit, scale–offset) and of h5py (LZF).
+_FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
+_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
+_SHOWN = 5
+
+
+def hdf5_path(path: str) -> tuple[Path, str] | None:
+    """File and dataset of ``file.h5:/dataset``; None where the path is of another kind."""
+    if Path(path).suffix.lower() in _SUFFIXES:
+        return Path(path).expanduser(), ""
+    file, colon, name = path.rpartition(":/")
+    found = colon and Path(file).suffix.lower() in _SUFFIXES
+    return (Path(file).expanduser(), name) if found else None
+
+
+class Hdf5Rows:
+    """One dataset of a file, N×…; only the rows that are asked for are read."""
+
+    def __init__(self, file: Path, name: str) -> None:
+        try:
+            import h5py
+        except ImportError as error:
+            raise MissingError(
+                f"{file} needs the package h5py, which is not installed; pip install 'bltoolbox[hdf5]', or save the"
+                " dataset as .npy"
+            ) from error
+        try:
+            open_file(file).close()  # refuses pipes, for which HDF5 would wait
+            self._file: File = h5py.File(file, "r", locking=False)
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read as HDF5: {error.strerror or error}") from error
+        self._dataset = _find(self._file, file, name)
+        _refuse_elsewhere(self._dataset, f"{file}:{self._dataset.name}")
+        self.shape: tuple[int, ...] = self._dataset.shape
+        self.dtype: np.dtype[Any] = self._dataset.dtype
+
+    def take(self, i: int) -> NDArray[Any]:
+        return np.asarray(self._dataset[i])
+
+
+def _find(root: File, file: Path, name: str) -> Dataset:
+    import h5py
+
+    if not name:
+        known = [key for key in root if isinstance(root.get(key, getlink=True), h5py.HardLink)]
+        example = f"{file}:/{known[0] if known else 'name'}"
+        listed = f"; it has {', '.join(known[:_SHOWN])}" if known else ""
+        raise ValueError(f"{file} is a file of datasets{listed}; name one, e.g. {example}")
+    place: Any = root
+    for part in filter(None, name.split("/")):
+        link = place.get(part, getlink=True) if isinstance(place, h5py.Group) and part in place else None
+        if link is None:
+            raise ValueError(f"{file} has no dataset /{name}")
+        if not isinstance(link, h5py.HardLink):
+            raise ValueError(f"/{name} of {file} is a link, which is not followed; name the dataset itself")
+        place = place[part]
+    if not isinstance(place, h5py.Dataset):
+        raise ValueError(f"/{name} of {file} is a group of datasets; name one of them")
+    return place
+
+
+def _refuse_elsewhere(dataset: Dataset, name: str) -> None:
+    settings = dataset.id.get_create_plist()
+    filters = {settings.get_filter(i)[0] for i in range(settings.get_nfilters())}
+    if dataset.is_virtual or dataset.external:
+        raise ValueError(f"{name} is refused: its values are in other files; copy them into one dataset")
+    if filters - _FILTERS:
+        raise ValueError(
+            f"{name} is refused: it is compressed by a plugin of HDF5, which reading it would execute; save it with"
+            " gzip or without compression"
+        )
+    if dataset.dtype.kind not in "buifc":
+        raise ValueError(f"{name} contains {dataset.dtype}; numbers are needed")
+    RECORDED.check(name, math.prod(dataset.chunks or ()))
