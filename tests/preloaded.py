@@ -64,7 +64,7 @@ class Popen(subprocess.Popen[Any]):
         ]
         environment = dict(os.environ if asked["env"] is None else asked["env"])
         others = asked["preexec_fn"] or asked["shell"] or asked["process_group"] != -1
-        server = None if others or executable or args[:3] != BLT else _server()
+        server = None if others or executable or args[1:3] != BLT[1:] else _server(args[0])
         if server is None or not server.can(environment, streams):
             super()._execute_child(args, executable, *rest)  # type: ignore[misc]
             return
@@ -104,30 +104,56 @@ class _Server:
         return int(answer)
 
 
-_found: list[_Server] = []
+#: By the interpreter.
+_servers: dict[str, _Server] = {}
 
 
-def _server() -> _Server | None:
-    """The server of this process, which is started when it is first needed."""
-    if not _found and sys.platform == "linux":
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def _server(python: str) -> _Server | None:
+    """The server of this interpreter; that of tests is started when it is first needed."""
+    if python == sys.executable and python not in _servers and sys.platform == "linux":
+        _servers[python], process = _start(python, os.environ)
+        atexit.register(_stop, _servers[python], process)
+    return _servers.get(python)
+
+
+@contextlib.contextmanager
+def serving(python: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """Fork the commands of an interpreter within this block, with the packages that it has at the beginning."""
+    if sys.platform != "linux":
+        yield
+        return
+    server, process = _start(python, environment)
+    before = dict(_servers)
+    _servers[python] = server
+    try:
+        yield
+    finally:
+        _servers.clear()
+        _servers.update(before)
+        _stop(server, process)
+
+
+def is_serving(python: str) -> bool:
+    return python in _servers
+
+
+def _start(python: str, environment: Mapping[str, str]) -> tuple[_Server, subprocess.Popen[bytes]]:
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    inherited = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), "-" * _ROOM],
+            [python, __file__, str(theirs.fileno()), "-" * _ROOM],
             env=inherited | {"ROOM": "-" * _ROOM},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-        theirs.close()
-        atexit.register(_stop, mine, process, os.getpid())
-        _found.append(_Server(mine, inherited))
-    return _found[0] if _found else None
+    return _Server(mine, inherited), process
 
 
-def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    control.close()
-    if os.getpid() == owner:
+def _stop(server: _Server, process: subprocess.Popen[bytes]) -> None:
+    server.control.close()
+    if os.getpid() == server.owner:
         process.wait()
 
 
@@ -196,7 +222,7 @@ def _serve(control: socket.socket) -> None:
 
 def _become(request: _Request, streams: list[int]) -> None:
     """Turn this fork into the process that was asked for."""
-    _found.clear()
+    _servers.clear()
     if "sweep" in request.words or "--nproc" in request.words:
         _fork_server(request, streams)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -230,7 +256,7 @@ def _fork_server(request: _Request, streams: list[int]) -> None:
         _serve(theirs)
         _command()
     theirs.close()
-    _found.append(_Server(mine, request.environment))
+    _servers[sys.executable] = _Server(mine, request.environment)
     subprocess.Popen = Popen  # type: ignore[misc]
 
 
@@ -254,9 +280,7 @@ def _command() -> NoReturn:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException:
         traceback.print_exc()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads and ends those of executors
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code)

@@ -74,7 +74,7 @@ def test_a_fork_is_a_child_that_signals_reach(number: signal.Signals, tmp_path: 
 
 
 def test_what_is_read_while_python_starts_needs_a_new_process() -> None:
-    server = preloaded._server()
+    server = preloaded._server(sys.executable)
     assert server is not None
     streams = [0, 1, 2]
     assert server.can(os.environ | {"BLT_CACHE": "other", "PYTHONPATH": "other"}, streams)

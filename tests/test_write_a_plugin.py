@@ -29,10 +29,12 @@ def environment(tmp_path: Path) -> Environment:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the guide speaks to a POSIX shell")
-def test_the_guide_works_as_it_stands(environment: Environment, tmp_path: Path) -> None:
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_guide_works_as_it_stands(forked: bool, environment: Environment, tmp_path: Path) -> None:
     folder = tmp_path / "an empty folder"
     folder.mkdir()
-    output = follow(GUIDE, Path(environment.python).parent, folder)
+    tools = Path(environment.python).parent
+    output = follow(GUIDE, tools, folder, environment.python, forked=forked)
     assert "exit code 3" in output, "the recipe that is wrong on purpose is refused"
     assert "regularizer.nu: expected a number greater than 0" in output
     assert re.search(r"curvature-prior\s+ok\s+regularizer/curvature", output), output

@@ -23,7 +23,7 @@ def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
     folder.mkdir()
     add_script(tools / "blt", BLT, sys.executable)
     add_script(tools / "python", '#!/bin/sh\nexec "{python}" "$@"\n', sys.executable)
-    output = follow(GUIDE, tools, folder)
+    output = follow(GUIDE, tools, folder, sys.executable)
     assert "operator/motion" in output and "1 of 1 components conform" in output
     status = json.loads((folder / "run" / "status.json").read_text())
     assert status["psnr_after"] > status["psnr_before"] + 3, "the learned regularizer deblurs"
