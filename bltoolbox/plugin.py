@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.roles import Regularizer as Regularizer
     from bltoolbox.restoration.roles import Sample as Sample
     from bltoolbox.restoration.roles import UpperLoss as UpperLoss
+    from bltoolbox.restoration.shown_parameters import shown_parameters as shown_parameters
     from bltoolbox.restoration.variational import join as join
     from bltoolbox.restoration.variational import split as split
     from bltoolbox.runs.files import append_to as append_to
@@ -206,6 +207,7 @@ _HOME = {
         "Sample",
         "UpperLoss",
     ),
+    "bltoolbox.restoration.shown_parameters": ("shown_parameters",),
     "bltoolbox.restoration.variational": ("join", "split"),
     "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
     "bltoolbox.runs.locks": ("acquire",),

@@ -35,7 +35,13 @@ TEXTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 #: Components that are no method of anybody's.
-NOTHING_TO_CITE = {("data", "array"), ("data", "folder"), ("operator", "identity"), ("sampler", "full")}
+NOTHING_TO_CITE = {
+    ("data", "array"),
+    ("data", "folder"),
+    ("noise", "none"),
+    ("operator", "identity"),
+    ("sampler", "full"),
+}
 
 
 @cache

@@ -70,7 +70,9 @@ class Role(ABC):
 
 
 class Parametric(Role):
-    """A component that may have parameters, which are learned."""
+    """A component that may have parameters, which are learned. ``caption`` says what ``pictures`` shows of them."""
+
+    caption: str = ""
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         """The initial parameters for x of ``shape``, as float64 CPU tensors; none by default."""
@@ -106,6 +108,11 @@ class Parametric(Role):
 
         It is not multiplied by the ``scale`` of the loss.
         """
+        return None
+
+    def pictures(self, theta: Theta) -> Tensor | None:
+        """Something to look at, e.g. learned filters, a kernel or a map of weights: (N, C, H, W) of any scale, or
+        None."""
         return None
 
 

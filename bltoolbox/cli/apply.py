@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +62,15 @@ def apply(
         str | None,
         typer.Option(metavar="K", help="Blur kernel: FILE.npy, a picture or gaussian:SIGMA[:SIZE]."),
     ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="M", help="Missing pixels: FILE.npy with zeros there, or a picture, dark there."
+        ),
+    ] = None,
+    factor: Annotated[
+        int | None, typer.Option(metavar="F", min=1, help="Downsampling: times the result is larger.")
+    ] = None,
     tol: Annotated[
         float | None,
         typer.Option(
@@ -83,6 +92,8 @@ def apply(
 
     For example: blt apply runs/denoise photo.jpg --noise auto, or blt apply runs/denoise "scans/*.tif" -o restored/
 
+    Pictures with other faults: --kernel for a blur, --mask for missing pixels, --factor for a larger picture.
+
     Reads PNG, JPEG, TIFF and WebP of any size, gray or colour, with transparency, a palette, CMYK or 16 bits. A result
     keeps the format, bit depth, mode and metadata of its input and is named <name>-restored. Pictures larger than a
     tile are restored in overlapping tiles, in bounded memory and without seams.
@@ -101,7 +112,11 @@ def apply(
     level = parse_noise(noise)
     if tol is not None and not 0 < tol < 1:
         raise UsageError(f"--tol {tol:g} is out of range; give a number between 0 and 1")
-    options = parse_kernel(kernel) if kernel is not None else {}
+    options = {
+        "blur": parse_kernel(kernel) if kernel is not None else {},
+        "inpainting": {"mask": mask} if mask is not None else {},
+        "downsampling": {"factor": factor} if factor is not None else {},
+    }
     if truth is not None and not truth.exists():
         raise UsageError(f"--truth: {truth} does not exist; give a file or a folder")
     jobs, notes = plan(inputs, out, force)
@@ -130,27 +145,46 @@ def apply(
         raise typer.Exit(1)
 
 
+#: The option that says what an operator does to pictures, by a parameter that the operator has.
+_WANTED = {
+    "kernel": "a kernel: --kernel FILE.npy, a picture or gaussian:SIGMA[:SIZE]",
+    "missing": "the missing pixels: --mask FILE.npy, or a picture that is dark there",
+}
+
+
 def _load(
-    source: str, device: str, operator: str | None, options: dict[str, Any], registry: Registry
+    source: str,
+    device: str,
+    operator: str | None,
+    options: Mapping[str, dict[str, Any]],
+    registry: Registry,
 ) -> Model:
+    """The model, with the operator that the options describe; ``options`` are by the operator they belong to."""
     from bltoolbox.restoration.model import Model, replace_operator
 
     model = Model.load(source, device=device, registry=registry)
-    if operator is None and not options:
-        return model
-    name = operator or "blur"
+    given = {name: option for name, option in options.items() if option}
+    if len(given) > 1:
+        raise UsageError("--kernel, --mask and --factor belong to different operators; give one of them")
+    belongs, chosen = next(iter(given.items()), (None, {}))
+    own = model.recipe.operator
+    name = operator or belongs or own.name
     known = [one.name for one in registry.get("operator", name).signature().parameters]
-    if "seed" in known:
+    if operator is None and belongs is None:
+        if "missing" in known and own.options.get("mask") is None:
+            raise UsageError(f"operator {name!r} of the model needs {_WANTED['missing']}")
+        return model
+    if chosen and not set(chosen) <= set(known):
+        what = {"blur": "kernel", "inpainting": "mask", "downsampling": "factor"}[belongs or ""]
+        raise UsageError(f"operator {name!r} has no {what}")
+    if "seed" in known and "mask" not in chosen:
+        needs = f"; it needs {_WANTED['missing']}" if "missing" in known else ""
         raise UsageError(
-            f"operator {name!r} measures at random positions, which a picture file does not contain"
+            f"operator {name!r} measures at random positions, which a picture file does not contain{needs}"
         )
-    if options and not set(options) <= set(known):
-        raise UsageError(f"operator {name!r} has no kernel")
-    if not options and "kernel" in known:
-        raise UsageError(
-            f"operator {name!r} needs a kernel: --kernel FILE.npy, a picture or gaussian:SIGMA[:SIZE]"
-        )
-    return replace_operator(model, {"name": name} | options, registry)
+    if not chosen and "kernel" in known:
+        raise UsageError(f"operator {name!r} needs {_WANTED['kernel']}")
+    return replace_operator(model, {"name": name} | chosen, registry)
 
 
 def _headline(model: Model, noise: str | None, level: float | str | None) -> Iterator[str]:

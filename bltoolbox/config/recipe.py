@@ -75,7 +75,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Validation:
-    """How the run chooses between the best θ and the last one.
+    """How the run chooses between the best θ and the last one; where there is a penalty on θ, the last one is kept.
 
     Args:
         count: Training images held out, with all others from the same photographs; 0 keeps the last θ.
@@ -141,6 +141,7 @@ class Recipe(Shown):
         regularizer: R_θ, whose parameters are learned.
         upper_loss: The loss of a reconstruction, minimised over θ.
         init: A saved θ to start from.
+        freeze: Sections whose parameters stay as they are while the others are learned, e.g. [regularizer].
         baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
             one.
         lower_solver: How x̃ ≈ argmin h is computed.
@@ -176,6 +177,7 @@ class Recipe(Shown):
     regularizer: Annotated[Block, OfKind("regularizer")]
     upper_loss: Annotated[Block, OfKind("upper_loss")] = Block("upper_loss", "squared-error")
     init: str | None = None
+    freeze: tuple[Literal["operator", "data_term", "regularizer"], ...] = ()
     baseline: Annotated[Block, OfKind("regularizer")] | None = None
     lower_solver: Annotated[Block, OfKind("lower_solver")] = Block("lower_solver", "agd")
     hypergradient: Annotated[Block, OfKind("hypergradient")] = Block("hypergradient", "cg-ift")

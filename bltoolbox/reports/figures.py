@@ -1,4 +1,4 @@
-"""Pictures of a run: restored images, convergence, learned filters."""
+"""Pictures of a run: restored images, convergence, learned filters and other parameters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import to_unit
 from bltoolbox.restoration.metrics import UNIT, Range
+from bltoolbox.restoration.shown_parameters import shown_parameters
 from bltoolbox.runs.files import write_bytes
 from bltoolbox.runs.metric import Metric
 
@@ -26,7 +27,12 @@ _INK, _ACCENT, _SECOND = "#1f2933", "#2563eb", "#d9480f"
 
 def draw(result: RunResult, folder: Path) -> list[Path]:
     """Write all figures of a run as PNG files to ``folder``."""
-    figures = {"restored.png": restored(result), "curves.png": curves(result), "filters.png": filters(result)}
+    figures = {
+        "restored.png": restored(result),
+        "curves.png": curves(result),
+        "filters.png": filters(result),
+        "maps.png": maps(result),
+    }
     written = []
     for name, figure in figures.items():
         if figure is not None:
@@ -136,6 +142,23 @@ def filters(result: RunResult) -> Figure | None:
     for cell, kernel in zip(axes.flat, pictures.detach().cpu(), strict=False):
         _show(cell, 0.5 + 0.5 * kernel / kernel.abs().max().clamp_min(1e-12))
     figure.suptitle("learned filters, most important first", fontsize=10, color=_INK)
+    return figure
+
+
+def maps(result: RunResult) -> Figure | None:
+    """The pictures that operator and data term make of θ, e.g. a kernel or a sampling pattern: one row each."""
+    found = shown_parameters(result.model.problem, result.model.prepared)
+    if not found:
+        return None
+    columns = max(len(one.values) for one in found)
+    figure = _figure(2.6 * columns, 2.9 * len(found))
+    axes = figure.subplots(len(found), columns, squeeze=False)
+    for cell in axes.flat:
+        cell.axis("off")
+    for row, one in zip(axes, found, strict=True):
+        for cell, picture in zip(row, one.shades, strict=False):
+            _show(cell, picture)
+        row[0].set_title(f"{one.caption}\n{one.scale}", fontsize=8, color=_INK, loc="left")
     return figure
 
 

@@ -42,7 +42,7 @@ def result_html(result: RunResult) -> str:
             rows.append((f"{metric.label}, {name}", metric.show(value)))
     rows.append(("cost", f"{result.cost.computations:,} computations, {result.steps:,} steps"))
     rows.append(("time", f"{result.seconds:.1f} s"))
-    rows.append(("learned", f"{result.model.size:,} parameters of {result.model.recipe.regularizer.name}"))
+    rows.append(("learned", result.model.learned))
     rows.append(("θ kept", result.chosen))
     if result.run_dir is not None:
         rows.append(("run directory", str(result.run_dir)))

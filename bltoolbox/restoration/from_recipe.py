@@ -35,6 +35,7 @@ def build_problem(recipe: Recipe, registry: Registry) -> Variational:
         recipe.constraint,
         recipe.strong_convexity,
         None if recipe.noise is None else build(recipe, "noise", registry),
+        frozen=frozenset(recipe.freeze),
     )
 
 

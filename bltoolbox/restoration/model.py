@@ -1,6 +1,7 @@
 """A trained model: θ with its recipe. It restores without training.
 
-Saved as one safetensors file: the tensors, and in its metadata the resolved recipe. Nothing in it can execute.
+Saved as one safetensors file: the tensors, and in its metadata the resolved recipe and the shape of the images that θ
+was learned from. Nothing in it can execute.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,8 @@ from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.config.block import Block
-from bltoolbox.config.reading import THETA, THETA_HEADER, file_size, open_file, parse_json
+from bltoolbox.config.compatibility import listed
+from bltoolbox.config.reading import PIXELS, THETA, THETA_HEADER, file_size, open_file, parse_json
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import absolute, solve_cold
@@ -35,8 +37,8 @@ from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.samples import converted
 from bltoolbox.restoration.shipped import find_model
-from bltoolbox.restoration.usable import find_flaw, initial_thetas
-from bltoolbox.restoration.variational import Variational, prepare, upgraded
+from bltoolbox.restoration.usable import any_size, find_flaw, find_size_misfit, initial_thetas
+from bltoolbox.restoration.variational import Variational, prepare, split, upgraded
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
@@ -53,11 +55,27 @@ class Model(Shown):
     solver: LowerSolver
     theta: dict[str, Tensor]
     recipe: Recipe
+    #: Of the images that θ was learned from, (C, H, W); None where it is not known.
+    shape: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:
         """Number of parameters."""
         return sum(value.numel() for value in self.theta.values())
+
+    @property
+    def learned(self) -> str:
+        """What was learned: ``82 parameters of foe and 64 of sampled-least-squares``."""
+        counts = {}
+        for role in self.problem.parts:
+            size = sum(value.numel() for value in split(self.theta, role).values())
+            if size and role not in self.problem.frozen:
+                counts[getattr(self.recipe, role).name] = size
+        words = [
+            f"{size:,}{' parameters' * (not number)} of {name}"
+            for number, (name, size) in enumerate(counts.items())
+        ]
+        return listed(words, "and")
 
     def __repr__(self) -> str:
         names = self.recipe.regularizer.name, self.recipe.operator.name
@@ -79,8 +97,8 @@ class Model(Shown):
 
         The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
         distance to the exact minimiser, by default ``evaluation_tol`` times the width of the range. ``context`` is
-        what the operator needs to know about each measurement, e.g. masks or kernels: one row each, or for a single
-        measurement the entry itself. Not differentiable: the result is detached from ``y`` and θ.
+        what the components need to know about each measurement, e.g. masks, kernels or a class: one row each, or for
+        a single measurement the entry itself. Not differentiable: the result is detached from ``y`` and θ.
         """
         with detached():
             return self._solve(y, tol, dict(context or {}))
@@ -102,11 +120,24 @@ class Model(Shown):
             raise BltError(
                 f"the operator needs context: {error}; give one row for each measurement"
             ) from error
+        if sentence := self.check(shape) or self.problem.data_term.check_measurements(batch):
+            raise BltError(sentence)
         at = self.problem.restoring.at(self.theta, shape)
         tol = absolute(self.recipe.evaluation_tol, self.problem) if tol is None else tol
-        x = solve_cold(self.solver, at.on(batch, rows), tol, self.recipe.iteration_limit).x
+        try:
+            lower = at.on(batch, rows)
+        except ValueError as error:
+            raise BltError(str(error)) from error
+        x = solve_cold(self.solver, lower, tol, self.recipe.iteration_limit).x
         kind = given.dtype if given.is_floating_point() else x.dtype
         return (x if given.ndim == 4 else x[0]).to(given.device, kind)
+
+    def check(self, shape: Sequence[int]) -> str | None:
+        """A sentence if images of ``shape`` (C, H, W) cannot be restored: too small, or not of the size of θ."""
+        if (refusal := self.problem.check(shape)) is not None:
+            return refusal[1]
+        misfit = self.shape and find_size_misfit(self.problem, self.theta, self.shape, shape)
+        return f"{misfit[1]}; use images of that size" if misfit else None
 
     def _rows(self, context: dict[str, Tensor | np.ndarray], count: int, single: bool) -> dict[str, Tensor]:
         """What the operator needs to know, on the device and in the precision that are computed with."""
@@ -126,6 +157,8 @@ class Model(Shown):
     @cached_property
     def channels(self) -> int:
         """Of the images that θ is for: 1 or 3, or what the data had."""
+        if self.shape is not None:
+            return self.shape[0]
         if self.recipe.color == "gray":
             return 1
         theta = self.prepared["regularizer"]
@@ -190,7 +223,7 @@ class Model(Shown):
         """Write θ and the recipe to one file, atomically."""
         from bltoolbox.runs.files import write_bytes
 
-        write_bytes(Path(path), encode(self.theta, self.recipe, self.range))
+        write_bytes(Path(path), encode(self.theta, self.recipe, self.range, self.shape))
 
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
@@ -217,13 +250,29 @@ class Model(Shown):
         with refusing_misfits(str(source)):
             theta = upgraded(theta, problem)
         theta = _one_precision(theta, DTYPES[recipe.dtype])
+        shape = _read_shape(metadata, source)
         channels = (1,) if recipe.color == "gray" else (3, *range(1, 33))
-        expected = initial_thetas(problem, channels, any(name.startswith("operator.") for name in theta))
-        if (flaw := find_flaw(problem, theta, expected, channels)) is not None:
+        shapes = any_size(channels) if shape is None else [shape]
+        expected = initial_thetas(problem, shapes, any(name.startswith("operator.") for name in theta))
+        if (flaw := find_flaw(problem, theta, expected, channels, shape=shape)) is not None:
             raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in theta.items()}
-        return cls(problem, solver, theta, recipe)
+        return cls(problem, solver, theta, recipe, shape)
+
+
+def _read_shape(metadata: Mapping[str, str], source: Path | str) -> tuple[int, ...] | None:
+    """Of the images of training; None in files of earlier versions, which do not contain it."""
+    if "shape" not in metadata:
+        return None
+    try:
+        shape = tuple(parse_json(metadata["shape"], source))
+    except (TypeError, ValueError) as error:
+        raise BltError(f"{source}: its image shape is damaged, so it cannot be used") from error
+    if len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
+        raise BltError(f"{source}: its image shape is damaged, so it cannot be used")
+    PIXELS.check(source, math.prod(shape))
+    return shape
 
 
 def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
@@ -264,11 +313,11 @@ def replace_operator(model: Model, section: dict[str, Any], registry: Registry |
 
 def _with_operator(model: Model, operator: Operator, recipe: Recipe) -> Model:
     theta = {name: value for name, value in model.theta.items() if not name.startswith("operator.")}
-    return Model(replace(model.problem, operator=operator), model.solver, theta, recipe)
+    return replace(model, problem=replace(model.problem, operator=operator), theta=theta, recipe=recipe)
 
 
-def encode(theta: Theta, recipe: Recipe, span: Range = UNIT) -> bytes:
-    """The bytes of a θ file; ``span`` is the range of values of the images that θ is for."""
+def encode(theta: Theta, recipe: Recipe, span: Range = UNIT, shape: Sequence[int] | None = None) -> bytes:
+    """The bytes of a θ file; ``span`` is the range of values and ``shape`` that of the images that θ is for."""
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in theta.items()}
@@ -279,6 +328,8 @@ def encode(theta: Theta, recipe: Recipe, span: Range = UNIT) -> bytes:
         "range": json.dumps([float(value) for value in span]),
         "recipe": json.dumps(settings),
     }
+    if shape is not None:
+        metadata["shape"] = json.dumps(list(shape))
     return _in_order(save(tensors, metadata))
 
 

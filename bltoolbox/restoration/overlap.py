@@ -12,7 +12,7 @@ if they flatten outwards), and noise of strength 1, where they are weakest and a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import keyed_generator, norm
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.variational import ImageLower, Variational, prepare
 
 #: Part of a change of the measurements that may be left in front of the line.
@@ -43,49 +44,106 @@ class Overlap:
     left: float
 
 
-def smallest_side(problem: Variational, channels: int) -> int | None:
-    """The side of the smallest square image that the components treat; None if there is none of ordinary size."""
+@dataclass(frozen=True)
+class Geometry:
+    """How large x is: ``scale`` times as large as y, and by ``margin`` rows and columns more."""
+
+    scale: int = 1
+    margin: tuple[int, int] = (0, 0)
+    #: Whether A differs from place to place, so that each tile has its own.
+    positional: bool = False
+
+    def image(self, height: int, width: int) -> tuple[int, int]:
+        """The smallest image of at least this size that measurements may have."""
+        rows, columns = (
+            self.scale * max(1, -(-(length - margin) // self.scale)) + margin
+            for length, margin in zip((height, width), self.margin, strict=True)
+        )
+        return rows, columns
+
+
+def smallest_side(problem: Variational, channels: int, positional: bool = False) -> int | None:
+    """The side of the smallest square image that the components treat; None if there is none of ordinary size.
+
+    A ``positional`` operator has no say, since it is cut to any size.
+    """
+    roles = {"operator"} if positional else set()
     for side in range(1, 513):
-        if problem.check((channels, side, side)) is None:
+        if problem.check((channels, side, side), without=roles) is None:
             return side
     return None
 
 
-def margin(problem: Variational, theta: Theta, channels: int, side: int) -> tuple[int, int] | None:
-    """How much larger x is than y, in rows and columns; None if that depends on the size or on the place.
+def is_positional(operator: Operator, channels: int) -> bool:
+    """Whether the operator of a part of an image is another one."""
+    if not operator.offers("crop"):
+        return False
+    try:
+        cut = operator.crop(slice(0, 8), slice(0, 8), (channels, 16, 16))
+    except ValueError:  # of one size only, and not of this one
+        return True
+    return cut is not operator
 
-    An operator with a margin is local and the same everywhere, so that a part of y tells about a part of x.
+
+def depends_on_size(problem: Variational, channels: int, side: int) -> bool:
+    """Whether θ has another shape for larger images, so that it is for images of one size."""
+    shapes = []
+    for size in (4 * side, 8 * side):
+        generator = keyed_generator("size")
+        theta = [part.init_params((channels, size, size), generator) for part in problem.parts.values()]
+        shapes.append([{name: value.shape for name, value in one.items()} for one in theta])
+    return shapes[0] != shapes[1]
+
+
+def geometry(
+    problem: Variational, theta: Theta, channels: int, side: int, picture: Sequence[int] | None = None
+) -> Geometry | None:
+    """How large x is, given y; None if that depends on the size or on the place.
+
+    An operator with a geometry is local, so that a part of y tells about a part of x. It is the same everywhere, or it
+    is one of a ``picture`` (H, W), of which its ``crop`` is tried.
     """
-    inner, outer = 2 * side + 32, 4 * side + 64
-    reference = next(iter(theta.values()))
+    inner = 4 * side * -(-(2 * side + 32) // (4 * side))
+    first, outer = inner // 2, 2 * inner
+    if picture is not None and min(picture) < outer:
+        return None
+    operator, reference = problem.operator, next(iter(theta.values()))
     generator = keyed_generator("margin")
     x = torch.rand(1, channels, outer, outer, generator=generator, dtype=torch.float64).to(reference)
-    first = (outer - inner) // 2
+    middle = slice(first, first + inner)
+    corner = slice(0, outer)
     try:
+        around = operator if picture is None else operator.crop(corner, corner, (channels, *picture))
+        inside = None if around is None else around.crop(middle, middle, (channels, outer, outer))
+        if around is None or inside is None:
+            return None
         prepared = prepare(problem, theta)["operator"]
-        whole = problem.operator.apply(x, prepared, {})
-        part = problem.operator.apply(x[:, :, first : first + inner, first : first + inner], prepared, {})
+        whole = around.apply(x, prepared, {})
+        part = inside.apply(x[:, :, middle, middle], prepared, {})
     except (ValueError, KeyError, RuntimeError):
         return None
-    found = {(outer - whole.shape[2], outer - whole.shape[3]), (inner - part.shape[2], inner - part.shape[3])}
-    if len(found) != 1 or min(rows_columns := found.pop()) < 0:
+    steps = {large - small for large, small in zip(whole.shape[2:], part.shape[2:], strict=True)}
+    step = steps.pop()
+    if steps or step <= 0 or first % (scale := inner // step) or scale * step != inner:
+        return None
+    rows, columns = (inner - scale * length for length in part.shape[2:])
+    if min(rows, columns) < 0 or (picture is not None and (scale, rows, columns) != (1, 0, 0)):
         return None
     # The middle of the part, which sees nothing of what was cut away, lies at the same place in both.
-    middle = slice(inner // 2 - rows_columns[0] // 2, inner // 2 - rows_columns[0] // 2 + 2)
-    shifted = slice(middle.start + first, middle.stop + first)
-    same = torch.allclose(part[:, :, middle, middle], whole[:, :, shifted, shifted], rtol=1e-4, atol=1e-5)
-    return rows_columns if same else None
+    place, shift = part.shape[2] // 2, first // scale
+    seen, expected = slice(place, place + 2), slice(place + shift, place + shift + 2)
+    same = torch.allclose(part[:, :, seen, seen], whole[:, :, expected, expected], rtol=1e-4, atol=1e-5)
+    return Geometry(scale, (rows, columns), picture is not None) if same else None
 
 
 def photographs(
     problem: Variational,
     theta: Theta,
-    channels: int,
-    side: int,
+    size: tuple[int, int, int],
     restore: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Strips of what photographs are made of; ``restore`` solves the problem for measurements."""
-    flat, rough = _flat_and_rough(theta, channels, side)
+    flat, rough = _flat_and_rough(theta, size)
     clean = problem.operator.apply(flat, prepare(problem, theta)["operator"], {})
     if problem.noise is not None:
         generator = keyed_generator("influence", "noise")
@@ -94,28 +152,33 @@ def photographs(
     return torch.cat([restore(clean), _GRAY + _TEXTURE * rough])
 
 
-def extremes(theta: Theta, channels: int, side: int) -> Tensor:
+def extremes(theta: Theta, size: tuple[int, int, int]) -> Tensor:
     """Strips where pixels reach as far as they ever do."""
-    return torch.cat(_flat_and_rough(theta, channels, side))
+    return torch.cat(_flat_and_rough(theta, size))
 
 
-def measure_overlap(problem: Variational, theta: Theta, strips: Tensor) -> Overlap:
+def strip_size(channels: int, side: int, around: Geometry) -> tuple[int, int, int]:
+    """Of strips that are long enough for the largest overlap."""
+    width = max(16, side)
+    return channels, *around.image(width, max(_BEYOND + MOST + 8, width))
+
+
+def measure_overlap(
+    problem: Variational, theta: Theta, strips: Tensor, around: Geometry | None = None
+) -> Overlap:
     """The smallest overlap that leaves less than ``LEVEL`` of a change in all of these pictures."""
     # In float32 the rounding of H may be larger than what is asked for.
     precise = {name: value.double() for name, value in theta.items()}
-    left = _reach(problem, precise, strips.double())
+    left = _reach(problem, precise, strips.double(), around or Geometry())
     below = [distance for distance in range(len(left)) if float(left[distance:].max()) <= LEVEL]
     pixels = min(MOST, 8 * -(-below[0] // 8)) if below else MOST
     return Overlap(pixels, float(left[pixels:].max()))
 
 
-def _flat_and_rough(theta: Theta, channels: int, side: int) -> tuple[Tensor, Tensor]:
-    """A strip of one value, and one of noise, each long enough for the largest overlap."""
+def _flat_and_rough(theta: Theta, size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """A strip of one value, and one of noise."""
     reference = next(iter(theta.values()))
-    width = max(16, side)
-    length = max(_BEYOND + MOST + 8, width)
-    generator = keyed_generator("influence")
-    noise = torch.randn(1, channels, width, length, generator=generator).to(reference)
+    noise = torch.randn(1, *size, generator=keyed_generator("influence")).to(reference)
     return torch.full_like(noise, _GRAY), noise
 
 
@@ -123,21 +186,24 @@ def _sensitivity(lower: ImageLower) -> Tensor:
     """−∂_y d'(t; y) at t = y, entry by entry: how much of a change of y the lower level sees."""
     with torch.enable_grad():
         leaf = lower.y.detach().requires_grad_()
-        theta = lower.at.prepared["data_term"]
-        slope = lower.problem.data_term.gradient(theta, lower.y.detach(), leaf)
+        slope = lower.problem.data_term.gradient(lower.data_theta, lower.y.detach(), leaf)
         return -torch.autograd.grad(slope.sum(), leaf)[0]
 
 
-def _reach(problem: Variational, theta: Theta, strips: Tensor) -> Tensor:
+def _reach(problem: Variational, theta: Theta, strips: Tensor, around: Geometry) -> Tensor:
     """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
     x = strips.repeat_interleave(2, dim=0)
     at = problem.at(theta, x.shape[1:])
     with torch.no_grad():
         y = problem.operator.apply(x, at.prepared["operator"], {})
+        if problem.data_term.check_measurements(y):  # strips of noise are darker than any picture
+            x = x.clamp_min(0)
+            y = problem.operator.apply(x, at.prepared["operator"], {})
         generator = keyed_generator("influence", "signs")
         signs = torch.randint(0, 2, y.shape[1:], generator=generator).to(y) * 2 - 1
         change = torch.stack([torch.ones_like(signs), signs] * len(strips))
-        change[..., :-_BEYOND] = 0
+        beyond = -(-_BEYOND // around.scale)
+        change[..., :-beyond] = 0
         lower = at.on(y)
         system, rhs = lower.linearize(x), lower.backward(_sensitivity(lower) * change)
         # What is asked for is a small part of the change.
@@ -149,5 +215,5 @@ def _reach(problem: Variational, theta: Theta, strips: Tensor) -> Tensor:
             return torch.ones(MOST + 1)
     if bool((residual > 10 * tol).any()):  # nothing is known, and the largest overlap is taken
         return torch.ones(MOST + 1)
-    line = y.shape[3] - _BEYOND + (x.shape[3] - y.shape[3]) // 2
+    line = around.scale * (y.shape[3] - beyond) + around.margin[1] // 2
     return found.abs().amax((0, 1, 2))[:line].flip(0).cpu()

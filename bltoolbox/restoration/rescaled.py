@@ -32,6 +32,7 @@ class Rescaled(Regularizer):
         self.base = base
         self.scale = scale
         self.convex = base.convex  # type: ignore[misc]
+        self.uniform = base.uniform
 
     def offers(self, method: str) -> bool:
         return self.base.offers(method)

@@ -29,7 +29,7 @@ class Check:
     metric: Metric
     validation: float | None = None
     evaluation: float | None = None
-    #: Whether no earlier θ was better on the held-out images.
+    #: Whether no earlier θ was better on the held-out images; always if there is a penalty, which they do not show.
     best: bool = False
     #: P(θ); None where no component has a penalty.
     penalty: float | None = None
@@ -59,7 +59,8 @@ class Check:
             f"{name} {closer.label} {closer.show(value)}" for name, value in parts if value is not None
         )
         penalty = "" if self.penalty is None else f", penalty {self.penalty:.6g}"
-        return f"step {self.step}: {said or 'θ kept'}{penalty}" + (" (best so far)" if self.best else "")
+        best = " (best so far)" if self.best and self.penalty is None else ""
+        return f"step {self.step}: {said or 'θ kept'}{penalty}{best}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +75,7 @@ class RunResult(Shown):
     last: dict[str, Tensor] = field(repr=False)
     chosen: str
     metric: Metric
-    #: The best mean of the metric on the held-out images.
+    #: The best mean of the metric on the held-out images; the last one where there is a penalty.
     validation: float | None = None
     evaluation: Evaluation | None = None
     initial: Evaluation | None = None

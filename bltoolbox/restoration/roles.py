@@ -42,7 +42,7 @@ class Data(Role):
         raise NotImplementedError(f"{type(self).__name__} has no recorded measurements")
 
     def context(self, ids: Sequence[int]) -> Rows:
-        """What the operator needs to know about each image, e.g. coil maps, masks or kernels."""
+        """What operator and data term need to know about each image, e.g. coil maps, masks, or its class."""
         return {}
 
     def label(self, id: int) -> str:
@@ -59,13 +59,9 @@ class Data(Role):
 
 
 class Operator(Parametric):
-    """The forward operator A_θ, linear in x.
-
-    ``tilable`` means that A acts locally and in the same way everywhere, so that large pictures may be cut into tiles.
-    """
+    """The forward operator A_θ, linear in x."""
 
     kind = "operator"
-    tilable: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
@@ -96,6 +92,22 @@ class Operator(Parametric):
         """The eigenvalues of AᵀA by frequency (H, W), if cosines or exponentials (almost) diagonalise it."""
         return None
 
+    def crop(self, rows: slice, columns: slice, shape: Sequence[int]) -> Operator | None:
+        """A for these rows and columns of images of ``shape`` (C, H, W) alone; None if they cannot be cut.
+
+        Large pictures are restored in tiles. The operator itself, the default, is right where A acts locally and in the
+        same way everywhere, which is tried out before a picture is cut. One that differs from place to place, as a mask
+        does, returns what it is there; it must keep the size of images.
+        """
+        return self
+
+    def example_contexts(self, shape: Sequence[int], count: int) -> list[Rows]:
+        """The contexts that ``blt check`` tries the operator with, for ``count`` images of ``shape`` (C, H, W).
+
+        Only an empty one unless overridden, for operators that use nothing of it.
+        """
+        return [{}]
+
 
 class Noise(Role):
     """The noise of measurements of A x. ``level`` is its standard deviation, or None if it has none."""
@@ -123,13 +135,15 @@ class DataTerm(Parametric):
     """D_θ(t; y) = Σ_k d(t_k; y_k), t = A x: how far an image is from its measurements, entry by entry.
 
     ``quadratic`` means that d'' does not depend on t, ``rescales`` that D is homogeneous of degree 2, so that a
-    regularizer can be used at another noise level. A term that is not convex in t declares ``convex = False``.
+    regularizer can be used at another noise level. A term that is not convex in t declares ``convex = False``, one
+    that treats places differently, e.g. by weights, ``uniform = False``: then pictures are not cut into tiles.
     """
 
     kind = "data_term"
     convex: ClassVar[bool] = True
     quadratic: ClassVar[bool] = False
     rescales: ClassVar[bool] = False
+    uniform: bool = True
 
     def check_measurements(self, y: Tensor) -> str | None:
         """A sentence if the term is not defined for the measurements y, e.g. for negative counts, else None."""
@@ -138,6 +152,13 @@ class DataTerm(Parametric):
     def centre(self, theta: Theta, y: Tensor) -> Tensor:
         """The t that is most likely for y, without what the measurement adds; a cold solve starts from it."""
         return y
+
+    def select(self, theta: Theta, context: Rows) -> Theta:
+        """θ for the samples at hand, e.g. the weight of the class of each; the methods below receive the result.
+
+        ``theta`` is prepared, and the result differentiable in it.
+        """
+        return theta
 
     @abstractmethod
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
@@ -184,12 +205,15 @@ class Regularizer(Parametric):
     """R_θ(x), convex in x. ``init_params`` and ``energy`` are required; other methods make it faster or certified.
 
     One that is not convex in x declares ``convex = False``; its ``strong_convexity`` is then unknown unless it
-    overrides it. One that is not differentiable in x declares ``smooth = False``.
+    overrides it. One that is not differentiable in x declares ``smooth = False``, one that treats places differently,
+    e.g. by a map of weights, ``uniform = False``: then pictures are not cut into tiles.
     """
 
     kind = "regularizer"
+    caption: str = "Filters, the most important first"
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
+    uniform: bool = True
 
     @abstractmethod
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
@@ -280,10 +304,6 @@ class Regularizer(Parametric):
 
     def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor | None:
         """∇²R averaged over the image, by frequency, for given mean curvatures of the potentials."""
-        return None
-
-    def pictures(self, theta: Theta) -> Tensor | None:
-        """Pictures of θ, e.g. learned filters sorted by importance: (N, C, H, W) of any scale, or None."""
         return None
 
     def potentials(self, theta: Theta) -> Potentials | None:

@@ -5,12 +5,18 @@ kept. The influence of what is cut away decays exponentially; the overlap is mea
 than 1e-4 of it remains in a photograph. Neighbouring tiles are compared where they meet, so the size of a seam is
 known: if it could be visible, the picture is restarted with an overlap that suffices for any picture.
 
+Where the operator reduces the picture, tiles are cut from what was measured, and the result is that many times larger.
+Where it differs from place to place, as a mask does, each tile has its part of it, and the largest overlap: how far a
+pixel reaches depends on the holes around it.
+
 Pictures smaller than the components can handle are extended by mirroring. An operator that takes a picture to be
 periodic or black beyond its border, which no photograph is, is given the `symmetric` rule instead: it would ring.
+Where the data term or the regularizer treats places differently, a picture is restored as a whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator
@@ -29,8 +35,20 @@ from bltoolbox.errors import BltError
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.metrics import UNIT, values_in
 from bltoolbox.restoration.noise_level import estimate_noise, parse_noise
-from bltoolbox.restoration.overlap import extremes, margin, measure_overlap, photographs, smallest_side
+from bltoolbox.restoration.overlap import (
+    MOST,
+    Geometry,
+    depends_on_size,
+    extremes,
+    geometry,
+    is_positional,
+    measure_overlap,
+    photographs,
+    smallest_side,
+    strip_size,
+)
 from bltoolbox.restoration.rescaled import Rescaled
+from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.variational import Variational, VariationalAt, prepare
 
 if TYPE_CHECKING:
@@ -71,6 +89,11 @@ class _Tile:
     columns: slice
     core_rows: slice
     core_columns: slice
+
+    def times(self, scale: int) -> _Tile:
+        """The same part of a picture that is larger."""
+        parts = (self.rows, self.columns, self.core_rows, self.core_columns)
+        return _Tile(*(slice(scale * part.start, scale * part.stop) for part in parts))
 
     def inner(self, result: NDArray[Any]) -> NDArray[Any]:
         """What is kept, and one row and column beyond it where the tile has them."""
@@ -114,13 +137,12 @@ class Restorer:
         if self.tile < 1:
             raise BltError(f"tile {self.tile} is not a positive number of pixels")
         self.channels = model.channels
+        self.positional = is_positional(model.problem.operator, self.channels)
         try:
-            self.problem, self.side, self.margin = self._prepare(model.problem.restoring)
+            self.problem, self.side, self.around = self._prepare(model.problem.restoring)
         except KeyError as error:
-            raise BltError(
-                f"operator {model.recipe.operator.name!r} needs {error} of each measurement, so it cannot restore"
-                " pictures; use Model.solve(y, context=…)"
-            ) from error
+            raise self._lacks(str(error)) from error
+        self.cuts = model.problem.data_term.uniform and model.problem.regularizer.uniform
 
     def noise(self, image: NDArray[Any], noise: float | str | None = None) -> tuple[float | None, bool]:
         """The noise level that a picture is restored for, and whether it was estimated: the model's own, by
@@ -139,58 +161,102 @@ class Restorer:
         """Restore an image H×W×C of uint8, uint16, or floats for [0, 1]; the result is of the same kind."""
         sigma, estimated = self.noise(image, noise)
         height, width, planes = image.shape
-        solve = self._solver(sigma, planes)
-        if self.margin is None or height * width <= self.tile**2:
+        around = self._geometry(height, width)
+        solve = self._solver(sigma, planes, around)
+        if around is None or not self.cuts or around.scale**2 * height * width <= self.tile**2:
             cut = _Cut(_from_unit(solve(_to_unit(image)), image.dtype))
             if progress:
                 progress(1, 1)
         else:
-            cut = self._in_tiles(image, solve, progress)
+            cut = self._in_tiles(image, solve, around, progress)
         notes = (*self._channel_notes(planes), *solve.notes(cut.tiles), *_seam_notes(cut.seam))
         return cut.out, Report(sigma, estimated, cut.tiles, cut.overlap, cut.seam, solve.iterations, notes)
 
-    def _in_tiles(self, image: NDArray[Any], solve: _Solver, progress: Progress | None) -> _Cut:
-        cut = self._with_overlap(self.overlap, image, solve, progress)
+    def _geometry(self, height: int, width: int) -> Geometry | None:
+        """That of a picture, if it can be cut."""
+        if not self.positional:
+            return self.around
+        if height * width <= self.tile**2:
+            return None
+        return geometry(self.problem, self.model.theta, self.channels, self.side, (height, width))
+
+    def _in_tiles(
+        self, image: NDArray[Any], solve: _Solver, around: Geometry, progress: Progress | None
+    ) -> _Cut:
+        if around.positional:
+            cut = self._with_overlap(MOST, image, solve, around, progress)
+        else:
+            cut = self._with_overlap(self.overlap, image, solve, around, progress)
         if cut is None:
             solve.reset()
-            cut = self._with_overlap(self.large_overlap, image, solve, progress)
+            cut = self._with_overlap(self.large_overlap, image, solve, around, progress)
             assert cut is not None
         return cut
 
     def _with_overlap(
-        self, overlap: int, image: NDArray[Any], solve: _Solver, progress: Progress | None
+        self, overlap: int, image: NDArray[Any], solve: _Solver, around: Geometry, progress: Progress | None
     ) -> _Cut | None:
         """None if there is a visible seam that a larger overlap would remove."""
         height, width, planes = image.shape
-        out, seams = np.empty_like(image), _Seams(width, planes)
-        tiles = list(_tiles(height, width, self.tile, overlap))
+        scale = around.scale
+        out = np.empty((scale * height, scale * width, planes), image.dtype)
+        seams, beyond = _Seams(scale * width, planes), -(-overlap // scale)
+        tiles = list(_tiles(height, width, max(1, self.tile // scale), beyond, max(1, _CORE // scale)))
         for count, tile in enumerate(tiles):
             return_freed_memory()  # tiles have several sizes, and would leave gaps
-            inner = seams.compare(tile, tile.inner(solve(_to_unit(image[tile.rows, tile.columns]))))
-            if seams.largest > _VISIBLE and overlap < self.large_overlap:
+            larger, operator = tile.times(scale), None
+            if around.positional:
+                shape = (self.channels, height, width)
+                operator = self.problem.operator.crop(tile.rows, tile.columns, shape)
+            result = solve(_to_unit(image[tile.rows, tile.columns]), operator)
+            inner = seams.compare(larger, larger.inner(result))
+            # No overlap is larger than MOST; what is needed for any picture is measured only if it matters.
+            if seams.largest > _VISIBLE and overlap < MOST and overlap < self.large_overlap:
                 return None
-            out[tile.core_rows, tile.core_columns] = _from_unit(inner, image.dtype)
+            out[larger.core_rows, larger.core_columns] = _from_unit(inner, image.dtype)
             if progress:
                 progress(count + 1, len(tiles))
-        return _Cut(out, len(tiles), overlap, seams.largest)
+        return _Cut(out, len(tiles), scale * beyond, seams.largest)
 
-    def _prepare(self, problem: Variational) -> tuple[Variational, int, tuple[int, int] | None]:
-        """The problem with the border rule of photographs, its smallest image, and by how much x is larger than y."""
+    def _prepare(self, problem: Variational) -> tuple[Variational, int, Geometry | None]:
+        """The problem with the border rule of photographs, its smallest image, and how large x is, given y."""
         operator = problem.operator
+        self._refuse_context(operator)
+        if self.positional:
+            side = smallest_side(problem, self.channels, positional=True) or 1
+            with contextlib.suppress(ValueError):  # a mask of another size
+                self._refuse_other_measurements(problem, side)
+            return problem, side, None
         candidates = [operator]
         if getattr(operator, "boundary", None) in ("zero", "periodic"):
             candidates.insert(0, copy.copy(operator))
             candidates[0].boundary = "symmetric"  # type: ignore[attr-defined]
         for candidate in candidates:
             found = replace(problem, operator=candidate)
-            side = smallest_side(found, self.channels)
-            if side is None:
+            smallest = smallest_side(found, self.channels)
+            if smallest is None:
                 continue
-            around = margin(found, self.model.theta, self.channels, side)
+            if depends_on_size(found, self.channels, smallest):
+                return problem, 1, None
+            around = geometry(found, self.model.theta, self.channels, smallest)
             if around is not None or candidate is operator:
-                self._refuse_other_measurements(found, side)
-                return found, side, around
+                self._refuse_other_measurements(found, smallest)
+                return found, smallest, around
         return problem, 1, None  # of one size only: its own sentence says which when a picture does not fit
+
+    def _refuse_context(self, operator: Operator) -> None:
+        needed: list[str] = []
+        with contextlib.suppress(ValueError):  # of one size only, and not of this one
+            needed = sorted(operator.example_contexts((self.channels, 16, 16), 1)[0])
+        if needed:
+            raise self._lacks(" and ".join(map(repr, needed)))
+
+    def _lacks(self, context: str) -> BltError:
+        """What the operator would have to be told about a picture."""
+        return BltError(
+            f"operator {self.model.recipe.operator.name!r} needs {context} of each measurement, so it cannot restore"
+            " pictures; use Model.solve(y, context=…)"
+        )
 
     def _refuse_other_measurements(self, problem: Variational, side: int) -> None:
         reference = next(iter(self.model.theta.values()))
@@ -202,31 +268,35 @@ class Restorer:
 
     @cached_property
     def overlap(self) -> int:
-        """Of tiles, in pixels: what does for photographs."""
-        restore = _Solver(self, self.problem).solve
-        strips = photographs(self.problem, self.model.theta, self.channels, self.side, restore)
-        return measure_overlap(self.problem, self.model.theta, strips).pixels
+        """Of tiles, in pixels of the result: what does for photographs."""
+        around = self.around or Geometry()
+        size = strip_size(self.channels, self.side, around)
+        restore = _Solver(self, self.problem, around).solve
+        strips = photographs(self.problem, self.model.theta, size, restore)
+        return measure_overlap(self.problem, self.model.theta, strips, around).pixels
 
     @cached_property
     def large_overlap(self) -> int:
         """What does for any picture."""
-        strips = extremes(self.model.theta, self.channels, self.side)
-        return max(self.overlap, measure_overlap(self.problem, self.model.theta, strips).pixels)
+        around = self.around or Geometry()
+        strips = extremes(self.model.theta, strip_size(self.channels, self.side, around))
+        return max(self.overlap, measure_overlap(self.problem, self.model.theta, strips, around).pixels)
 
-    def _solver(self, sigma: float | None, planes: int) -> _Solver:
+    def _solver(self, sigma: float | None, planes: int, around: Geometry | None) -> _Solver:
         trained = self.model.problem.noise_level
         if planes != self.channels and self.channels != 1 and planes != 1:
             raise BltError(f"the model is for {self.channels} channels, and the picture has {planes}")
         # A gray picture in all channels has the same noise in each: in the direction of gray √C times as much.
         spread = math.sqrt(self.channels) if planes < self.channels else 1.0
         amount = None if sigma is None else sigma * spread
-        if amount is None or amount == trained:
-            return _Solver(self, self.problem)
+        rescales = self.problem.data_term.rescales
+        if amount is None or amount == trained or (sigma == trained and not rescales):
+            return _Solver(self, self.problem, around)
         if trained is None:
             noise = self.model.recipe.noise
             how = "on recorded measurements" if noise is None else f"with noise {noise.name!r}"
             raise BltError(f"the model was trained {how}, which has no known level; omit the noise level")
-        if not self.problem.data_term.rescales:
+        if not rescales:
             name = self.model.recipe.data_term.name
             raise BltError(
                 f"a model with data term {name!r} cannot be carried to another noise level; omit the noise level"
@@ -236,7 +306,8 @@ class Restorer:
                 "the model was trained without noise, so it cannot be used at another noise level; omit the noise level"
             )
         base = self.problem.regularizer
-        return _Solver(self, replace(self.problem, regularizer=Rescaled(base, amount / trained)))
+        rescaled = replace(self.problem, regularizer=Rescaled(base, amount / trained))
+        return _Solver(self, rescaled, around)
 
     def _channel_notes(self, planes: int) -> Iterator[str]:
         if planes < self.channels:
@@ -248,9 +319,10 @@ class Restorer:
 class _Solver:
     """One noise level: a tile in [0, 1] to a restored one. Counts what happens."""
 
-    def __init__(self, restorer: Restorer, problem: Variational) -> None:
+    def __init__(self, restorer: Restorer, problem: Variational, around: Geometry | None) -> None:
         self.restorer = restorer
         self.problem = problem
+        self.around = around
         self.at: dict[tuple[int, ...], VariationalAt] = {}
         self.iterations = 0
         self.reset()
@@ -260,28 +332,39 @@ class _Solver:
         self.unfinished = 0
         self.status: Status | None = None
 
-    def __call__(self, tile: NDArray[Any]) -> NDArray[Any]:
+    def __call__(self, tile: NDArray[Any], operator: Operator | None = None) -> NDArray[Any]:
+        """``operator`` is that of the tile, where it is another one than that of the picture."""
         height, width, planes = tile.shape
-        channels, around = self.restorer.channels, self.restorer.margin
-        tile, (top, left) = _padded(tile, 1 if around is None else self.restorer.side)
+        channels, around = self.restorer.channels, self.around
+        # What differs from place to place cannot be mirrored along.
+        fixed = around is None or around.positional
+        tile, (top, left) = _padded(tile, 1 if fixed else self.restorer.side)
         reference = next(iter(self.restorer.model.theta.values()))
         y = torch.from_numpy(tile).permute(2, 0, 1).to(reference)
         # Samples and channels: the channels of one image, each an image of its own, or the same in all of them.
         y = y.unsqueeze(1) if channels == 1 else y.expand(channels, -1, -1).unsqueeze(0)
-        x = self.solve(y)
+        if sentence := self.problem.data_term.check_measurements(y):
+            raise BltError(sentence)
+        x = self.solve(y, operator)
         x = x[:, 0] if channels == 1 else x[0]
         x = x.mean(0, keepdim=True) if planes < channels else x
         if around is not None:
-            top, left = top + around[0] // 2, left + around[1] // 2
-            x = x[:, top : top + height, left : left + width]
+            scale, (rows, columns) = around.scale, around.margin
+            top, left = scale * top + rows // 2, scale * left + columns // 2
+            x = x[:, top : top + scale * height, left : left + scale * width]
         return np.ascontiguousarray(x.permute(1, 2, 0).cpu().numpy())
 
-    def solve(self, y: Tensor) -> Tensor:
+    def solve(self, y: Tensor, operator: Operator | None = None) -> Tensor:
         """The minimisers for measurements B×C×H×W."""
         model = self.restorer.model
+        problem = self.problem if operator is None else replace(self.problem, operator=operator)
         try:
-            shape = self.problem.image_shape(model.theta, y)
-            at = self.at.setdefault(shape, self.problem.at(model.theta, shape))
+            shape = problem.image_shape(model.theta, y)
+            if (sentence := model.check(shape)) is not None:
+                raise BltError(sentence)
+            at = problem.at(model.theta, shape)
+            if operator is None:
+                at = self.at.setdefault(shape, at)
             tol = self.restorer.tol * math.sqrt(math.prod(shape))
             found = solve_cold(model.solver, at.on(y), tol, model.recipe.iteration_limit)
         except ValueError as error:
@@ -332,18 +415,18 @@ def _seam_notes(seam: float) -> Iterator[str]:
         )
 
 
-def _tiles(height: int, width: int, side: int, overlap: int) -> Iterator[_Tile]:
-    """Tiles from the top left to the bottom right."""
-    for rows, core_rows in _intervals(height, side, overlap):
-        for columns, core_columns in _intervals(width, side, overlap):
+def _tiles(height: int, width: int, side: int, overlap: int, least: int) -> Iterator[_Tile]:
+    """Tiles from the top left to the bottom right; at least ``least`` rows and columns are kept of each."""
+    for rows, core_rows in _intervals(height, side, overlap, least):
+        for columns, core_columns in _intervals(width, side, overlap, least):
             yield _Tile(rows, columns, core_rows, core_columns)
 
 
-def _intervals(length: int, side: int, overlap: int) -> Iterator[tuple[slice, slice]]:
+def _intervals(length: int, side: int, overlap: int, least: int) -> Iterator[tuple[slice, slice]]:
     if length <= side:
         yield slice(0, length), slice(0, length)
         return
-    core = max(_CORE, side - 2 * overlap)
+    core = max(least, side - 2 * overlap)
     count = -(-length // core)
     core = -(-length // count)  # as even as possible, so that the last one is not a sliver
     for first in range(0, length, core):

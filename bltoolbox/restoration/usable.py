@@ -6,8 +6,9 @@ small picture: its energy, its gradient and its constants there show what θ mak
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -28,11 +29,13 @@ def find_flaw(
     expected: Iterable[Theta],
     channels: Iterable[int] = (3, 1, 2, 4),
     constants: bool = True,
+    shape: Sequence[int] | None = None,
 ) -> str | None:
     """Why ``theta`` cannot be used, as the end of a sentence; None if it can.
 
-    Names and shapes must be those of one of the ``expected`` θ, which are for images of different ``channels``. The
-    regularizer's ``constants`` take longer than its energy, so that they are not asked for after every step.
+    Names and shapes must be those of one of the ``expected`` θ, which are for images of different ``channels``, or of
+    ``shape`` where θ is for images of one size. The regularizer's ``constants`` take longer than its energy, so that
+    they are not asked for after every step.
     """
     found, first = _shapes(theta), None
     for wanted in map(_shapes, expected):
@@ -48,22 +51,39 @@ def find_flaw(
     for name, value in theta.items():
         if bad := int((~torch.isfinite(value)).sum()):
             return f"{bad} of the {value.numel()} entries of {name} are NaN or infinite"
-    return _find_overflow(problem, split(theta, "regularizer"), channels, constants)
+    return _find_overflow(problem, split(theta, "regularizer"), channels, constants, shape)
+
+
+def find_size_misfit(
+    problem: Variational, theta: Theta, trained: Sequence[int], shape: Sequence[int]
+) -> tuple[str, str] | None:
+    """The role whose parameters belong to images of the size they were ``trained`` on and not to those of ``shape``,
+    with a sentence; None where θ is for images of any size, or of this one."""
+    if tuple(trained[1:]) == tuple(shape[1:]):
+        return None
+    for role, part in problem.parts.items():
+        if (own := split(theta, role)) and _shapes(own) != _shapes(
+            part.init_params((trained[0], *shape[1:]), keyed_generator("theta", 0))
+        ):
+            sizes = ("×".join(map(str, size[1:])) for size in (trained, shape))
+            what = role.replace("_", " ")
+            return role, "the {} was learned for images of {} pixels, not of {}".format(what, *sizes)
+    return None
 
 
 def initial_thetas(
-    problem: Variational, channels: Iterable[int], with_operator: bool = True
+    problem: Variational, shapes: Iterable[Sequence[int]], with_operator: bool = True
 ) -> Iterator[dict[str, Tensor]]:
-    """What the components begin with, for images of each number of channels that they accept.
+    """What the components begin with, for images of each of the shapes (C, H, W) that they accept.
 
     Without parameters, a learned operator is the true one.
     """
-    for count in channels:
-        generator, side = keyed_generator("theta", 0), _SIDES[1]
+    for shape in shapes:
+        generator = keyed_generator("theta", 0)
         try:
             yield join(
                 **{
-                    role: part.init_params((count, side, side), generator)
+                    role: part.init_params(shape, generator)
                     for role, part in problem.parts.items()
                     if role != "operator" or with_operator
                 }
@@ -72,20 +92,37 @@ def initial_thetas(
             continue
 
 
+def any_size(channels: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    """Shapes that stand for images of any size."""
+    return ((count, _SIDES[1], _SIDES[1]) for count in channels)
+
+
+def _to_try(
+    regularizer: Regularizer, channels: Iterable[int], shape: Sequence[int] | None
+) -> Iterator[Sequence[int]]:
+    """Small pictures of each number of channels, then those that θ is for."""
+    for count in channels:
+        small = (one for side in _SIDES if not regularizer.check(one := (count, side, side)))
+        yield from itertools.islice(small, 1)
+    if shape is not None:
+        yield shape
+
+
 def _find_overflow(
-    problem: Variational, theta: Theta, channels: Iterable[int], constants: bool
+    problem: Variational,
+    theta: Theta,
+    channels: Iterable[int],
+    constants: bool,
+    trained: Sequence[int] | None,
 ) -> str | None:
     """Which quantity of the regularizer is not finite at θ."""
     regularizer = problem.regularizer
-    for count in channels if theta else ():
-        shape = next((one for side in _SIDES if not regularizer.check(one := (count, side, side))), None)
-        if shape is None:
-            continue
+    for shape in _to_try(regularizer, channels, trained) if theta else ():
         x = torch.linspace(*problem.range, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
         try:
             quantities = _quantities(regularizer, regularizer.prepare(theta), x, constants)
         except (ValueError, RuntimeError, IndexError):
-            continue  # θ is for images of another number of channels
+            continue  # θ is for images of another number of channels, or of another size
         for name, value in quantities.items():
             if value is not None and not bool(torch.isfinite(torch.as_tensor(value)).all()):
                 return f"the {name} of the regularizer is not finite there, so θ is out of range"

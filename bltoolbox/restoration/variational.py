@@ -11,7 +11,7 @@ need not know.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -62,6 +62,8 @@ class Variational(Problem):
     #: What happens to A x when it is measured; None where measurements were recorded.
     noise: Noise | None = None
     samples: Mapping[str, Samples] = field(default_factory=dict)
+    #: Roles whose parameters are not learned.
+    frozen: frozenset[str] = frozenset()
     #: The values between which images lie.
     range: Range = UNIT
     #: What can be reported about restored images.
@@ -120,10 +122,10 @@ class Variational(Problem):
             raise ValueError(misfit[1])
         return shape
 
-    def check(self, shape: Sequence[int]) -> tuple[str, str] | None:
+    def check(self, shape: Sequence[int], without: Collection[str] = ()) -> tuple[str, str] | None:
         """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
         for role, part in self.parts.items():
-            if sentence := part.check(shape):
+            if role not in without and (sentence := part.check(shape)):
                 return role, sentence
         return None
 
@@ -131,9 +133,10 @@ class Variational(Problem):
         return join(**{role: part.project(split(theta, role)) for role, part in self.parts.items()})
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        return join(
-            **{role: part.project_gradient(split(gradient, role)) for role, part in self.parts.items()}
-        )
+        free = {role: part.project_gradient(split(gradient, role)) for role, part in self.parts.items()}
+        for role in self.frozen:
+            free[role] = {name: torch.zeros_like(value) for name, value in free[role].items()}
+        return join(**free)
 
     def penalty(self, theta: Theta) -> Tensor | None:
         total: Tensor | None = None
@@ -303,18 +306,24 @@ class VariationalAt:
             mu=_column(self._mu(y, context), y),
         )
 
+    def _data_theta(self, context: Rows) -> Theta:
+        return self.problem.data_term.select(self.prepared["data_term"], context)
+
     def _mu(self, y: Tensor, context: Rows) -> Bound:
         """A true lower bound of the strong convexity of h; None when a component knows none."""
-        problem = self.problem
+        return add_bounds(self.data_convexity(y, context), self.prior_convexity)
+
+    def data_convexity(self, y: Tensor, context: Rows) -> Bound:
+        """A true lower bound of the strong convexity of h without its regularizer."""
         least, most = self.spectrum(context)
-        curvature, _ = problem.data_term.spectrum(self.prepared["data_term"], y)
-        return add_bounds(_lowest(curvature, least, most), self.prior_convexity, problem.strong_convexity)
+        curvature, _ = self.problem.data_term.spectrum(self._data_theta(context), y)
+        return add_bounds(_lowest(curvature, least, most), self.problem.strong_convexity)
 
     def lipschitz(self, y: Tensor, context: Rows) -> Bound:
         """A true upper bound of the Lipschitz constant of ∇h, or None when a component knows none."""
         problem = self.problem
         _, most = self.spectrum(context)
-        _, curvature = problem.data_term.spectrum(self.prepared["data_term"], y)
+        _, curvature = problem.data_term.spectrum(self._data_theta(context), y)
         data = None if most is None or curvature is None else curvature * most
         bound = add_bounds(data, self.prior_lipschitz, problem.strong_convexity)
         # Infinity bounds nothing; a step of length 1/∞ would not move.
@@ -391,6 +400,11 @@ class ImageLower(Lower):
         return self.problem.strong_convexity
 
     @cached_property
+    def data_theta(self) -> Theta:
+        """The parameters of the data term for these samples."""
+        return self.problem.data_term.select(self.at.prepared["data_term"], self.context)
+
+    @cached_property
     def _lipschitz(self) -> Bound:
         return self.at.lipschitz(self.y, self.context)
 
@@ -410,7 +424,7 @@ class ImageLower(Lower):
         return replace(self, at=replace(self.at, theta=dict(theta)))
 
     def start(self) -> Tensor:
-        y = self.problem.data_term.centre(self.at.prepared["data_term"], self.y)
+        y = self.problem.data_term.centre(self.data_theta, self.y)
         start = self.problem.operator.start(y, self.at.prepared["operator"], self.context)
         return self.project(image_layout(start))
 
@@ -423,14 +437,14 @@ class ImageLower(Lower):
         return self.problem.operator.adjoint(t, self.at.prepared["operator"], self.context)
 
     def energy(self, x: Tensor) -> Tensor:
-        data = self.problem.data_term.value(self.at.prepared["data_term"], self.forward(x), self.y)
+        data = self.problem.data_term.value(self.data_theta, self.forward(x), self.y)
         energy = data + self.problem.regularizer.energy(self.at.prepared["regularizer"], x)
         return energy + 0.5 * self.ridge * dot(x, x) if self.ridge else energy
 
     def gradient(self, x: Tensor) -> Tensor:
         self.counter.gradients += len(x)
         gradient = self.problem.regularizer.gradient(self.at.prepared["regularizer"], x)
-        slope = self.problem.data_term.gradient(self.at.prepared["data_term"], self.forward(x), self.y)
+        slope = self.problem.data_term.gradient(self.data_theta, self.forward(x), self.y)
         gradient = gradient + self.backward(slope)
         return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
 
@@ -457,7 +471,7 @@ class ImageLower(Lower):
         free = self.free(x, self.gradient(x)) if self.constrained else None
         prior = self.problem.regularizer.linearize(self.at.prepared["regularizer"], x)
         t = self.y if self.problem.data_term.quadratic else self.forward(x)
-        curvature = self.problem.data_term.curvature(self.at.prepared["data_term"], t, self.y)
+        curvature = self.problem.data_term.curvature(self.data_theta, t, self.y)
         return Linearization(self, x, _Hessian(self, prior, curvature), free)
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
@@ -466,7 +480,8 @@ class ImageLower(Lower):
         if parts["operator"] or parts["data_term"]:
             apply = self.problem.operator.apply
             t = apply(x, parts["operator"], self.context)
-            slope = self.problem.data_term.gradient(parts["data_term"], t, self.y)
+            data_theta = self.problem.data_term.select(parts["data_term"], self.context)
+            slope = self.problem.data_term.gradient(data_theta, t, self.y)
             pairing = pairing + dot(slope, apply(q, parts["operator"], self.context))
         return pairing
 
@@ -492,7 +507,7 @@ class ImageLower(Lower):
             return None
         if split(self.theta, "operator") or split(self.theta, "data_term"):
             return None
-        third = self.problem.data_term.third(self.at.prepared["data_term"], self.y)
+        third = self.problem.data_term.third(self.data_theta, self.y)
         _, squared = self.at.spectrum(self.context)
         if third is None or squared is None:
             return None
@@ -577,7 +592,7 @@ class _HalfQuadratic:
     def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         lower, (prior, data) = self.lower, t
         weights = lower.problem.regularizer.majorant(lower.at.prepared["regularizer"], prior)
-        theta = lower.at.prepared["data_term"]
+        theta = lower.data_theta
         slope = lower.problem.data_term.gradient(theta, data, lower.y)
         curvature = lower.problem.data_term.majorant(theta, data, lower.y)
         return (weights * prior, slope), (weights, curvature)

@@ -20,7 +20,7 @@ from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, Sampler
 from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.config.block import Block
-from bltoolbox.config.compatibility import find_misfits, without_truth
+from bltoolbox.config.compatibility import find_misfits, listed, without_truth
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
@@ -30,7 +30,7 @@ from bltoolbox.restoration.metrics import ImageMetric, deciding, values_in
 from bltoolbox.restoration.model import read_range, read_theta
 from bltoolbox.restoration.roles import Data, UpperLoss
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.usable import find_flaw
+from bltoolbox.restoration.usable import find_flaw, find_size_misfit
 from bltoolbox.restoration.variational import Variational, VariationalTasks, join, split, upgraded
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.listeners import Guarded
@@ -79,13 +79,20 @@ def assemble(
         raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, train.dtype, device)
-    if ranks.first and not (problem.regularizer.convex or _definite(problem, theta, train)):
+    _check_frozen(recipe, theta)
+    _check_contexts(recipe, problem, theta)
+    if recipe.validation.patience is not None and problem.penalty(theta) is not None:
+        message = (
+            "no θ is called the best where there is a penalty, so a run cannot stop by patience; leave it out"
+        )
+        raise refusal(recipe, "validation.patience", message)
+    if evaluation is not None and (misfit := find_size_misfit(problem, theta, train.shape, evaluation.shape)):
+        raise refusal(recipe, "evaluation", f"{misfit[1]}; use evaluation images of that size")
+    if ranks.first and (doubt := _find_doubt(recipe, problem)) and not _definite(problem, theta, train):
         log.warning(
-            "regularizer %r is not convex, and operator %r is not known to compensate: the lower level may have"
-            " several minimisers, and conjugate gradients may encounter negative curvature; set strong_convexity in the"
-            " recipe",
-            recipe.regularizer.name,
-            recipe.operator.name,
+            "%s: the lower level may have several minimisers, and conjugate gradients may encounter negative curvature;"
+            " set strong_convexity in the recipe",
+            doubt,
         )
     if ranks.first and validation is not None and not problem.measurable([metric], validation):
         log.warning(
@@ -125,12 +132,29 @@ def assemble(
     )
 
 
+def _find_doubt(recipe: Recipe, problem: Variational) -> str | None:
+    """What is not convex in the lower level."""
+    term, operator = recipe.data_term.name, recipe.operator.name
+    if not problem.data_term.convex:
+        return f"data term {term!r} is not convex"
+    if not problem.regularizer.convex:
+        return (
+            f"regularizer {recipe.regularizer.name!r} is not convex, and data term {term!r} with operator {operator!r}"
+            " is not known to compensate"
+        )
+    return None
+
+
 def _definite(problem: Variational, theta: Theta, train: Samples) -> bool:
     """Whether data term and ``strong_convexity`` together are known to make the lower level of the first sample
     convex."""
-    at = problem.at(theta, train.shape)
-    least, _ = at.spectrum(train.batch([0]).context)
-    return float(least or 0.0) + problem.strong_convexity > 0 and at.prior_convexity is not None
+    sample, at = train.batch([0]), problem.at(theta, train.shape)
+    convexity = at.data_convexity(sample.y, sample.context)
+    return (
+        convexity is not None
+        and bool(torch.as_tensor(convexity > 0).all())
+        and at.prior_convexity is not None
+    )
 
 
 _METHODS = ("lower_solver", "hypergradient", "sampler", "upper_optimizer")
@@ -269,6 +293,31 @@ def _initial_theta(
     return {name: value.detach().to(device, dtype) for name, value in theta.items()}
 
 
+def _check_contexts(recipe: Recipe, problem: Variational, theta: Theta) -> None:
+    """Refuse data that do not say what the data term needs to know about each sample."""
+    term = problem.data_term
+    prepared = term.prepare(split(theta, "data_term"))
+    for samples in problem.samples.values():
+        try:
+            term.select(prepared, samples.data.context(samples.ids[:1]))
+        except ValueError as error:
+            raise refusal(recipe, "data_term", f"{recipe.data_term.name}: {error}") from error
+
+
+def _check_frozen(recipe: Recipe, theta: Theta) -> None:
+    """Refuse to freeze what has no parameters, and everything that has some."""
+    learned = {name.partition(".")[0] for name in theta}
+    for role in recipe.freeze:
+        if role not in learned:
+            name = getattr(recipe, role).name
+            raise refusal(
+                recipe, "freeze", f"{role.replace('_', ' ')} {name!r} has no parameters; leave it out"
+            )
+    if not learned - set(recipe.freeze):
+        names = listed(sorted(learned), "and").replace("_", " ")
+        raise refusal(recipe, "freeze", f"nothing is left to learn, only {names} have parameters")
+
+
 def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     try:
         theta, metadata = read_theta(str(recipe.init))
@@ -285,7 +334,7 @@ def _read_initial(recipe: Recipe, problem: Variational, expected: dict[str, Tens
 
     if (flaw := find_flaw(problem, saved, [expected])) is not None:
         raise refusal(recipe, "init", f"the θ of {recipe.init} cannot be used: {flaw}")
-    return saved
+    return problem.project(saved)
 
 
 def _baseline(
@@ -299,6 +348,14 @@ def _baseline(
             "baseline",
             f"a baseline is tuned by {metric.label}, which cannot be measured without true images; set"
             " validation.metric: loss, or leave the baseline out",
+        )
+    if problem.data_term.init_params(train.shape, keyed_generator("theta", recipe.seed)):
+        name = recipe.data_term.name
+        raise refusal(
+            recipe,
+            "baseline",
+            f"only the regularizer of a baseline is tuned, but data term {name!r} has parameters, too;"
+            " leave baseline out",
         )
     regularizer = build(recipe, "baseline", registry)
     theta = join(regularizer=regularizer.init_params(train.shape, keyed_generator("theta", recipe.seed)))

@@ -27,6 +27,9 @@ from bltoolbox.runs.metric import Metric
 #: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm),
 #: and its final width.
 _IMAGES, _RADIUS, _WIDTH = 16, 2.0, 0.05
+#: How often the interval may move to where the metric is better, since a data term may ask for another magnitude,
+#: and the relative gain for which it does.
+_MOVES, _WORTHWHILE = 4, 0.005
 _SWEEPS = 2
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -64,9 +67,8 @@ def tune(
     try:
         for _ in range(_SWEEPS):
             for name in best:
-                centre = float(best[name])
                 loss = partial(search.loss, best, name)
-                value = golden_section(loss, centre - radius, centre + radius, _WIDTH)
+                value = search_around(loss, float(best[name]), radius)
                 best[name] = best[name].new_full(best[name].shape, value)
             radius /= 4
     except BudgetExhausted:
@@ -131,6 +133,18 @@ class _Stoppable(LowerSolver):
     def step(self, lower: Lower, state: Any) -> Any:
         self.check()
         return self.solver.step(lower, state)
+
+
+def search_around(function: Callable[[float], float], centre: float, radius: float) -> float:
+    """The minimiser of a unimodal function near ``centre``, which first moves to where the function is less."""
+    least = function(centre)
+    for side in (radius, -radius):
+        for _ in range(_MOVES):
+            value = function(centre + side)
+            if not value < least - _WORTHWHILE * abs(least):
+                break
+            centre, least = centre + side, value
+    return golden_section(function, centre - radius, centre + radius, _WIDTH)
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, width: float) -> float:

@@ -93,7 +93,8 @@ class Experiment:
 
     def find_flaw(self, theta: Theta, constants: bool = True) -> str | None:
         """Why θ cannot be used with this recipe; None if it can."""
-        return find_flaw(self.problem, theta, [self.theta], self.train.shape[:1], constants)
+        shape = self.train.shape
+        return find_flaw(self.problem, theta, [self.theta], shape[:1], constants, shape)
 
     def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
         """Refuse a θ that is not finite or leads to infinite values."""
@@ -101,7 +102,7 @@ class Experiment:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
     def model(self, theta: Theta) -> Model:
-        return Model(self.problem, self.oracle.solver, dict(theta), self.recipe)
+        return Model(self.problem, self.oracle.solver, dict(theta), self.recipe, self.train.shape)
 
     @detached()
     def run(
@@ -366,12 +367,14 @@ class _Run:
         metric = experiment.metric
         value = self._measure(experiment.validation)
         test = self._measure(experiment.evaluation) if settings.evaluation else None
-        better = value is not None and metric.better(value, math.nan if self.best is None else self.best[0])
+        penalty = penalty_at(experiment.problem, self.theta)
+        # A metric knows nothing of a penalty, and would choose the most expensive θ: there the newest one is best.
+        so_far = math.nan if self.best is None or penalty is not None else self.best[0]
+        better = value is not None and metric.better(value, so_far)
         if value is not None:
             if better:
                 self.best = value, self.steps, dict(self.theta)
             self.since_best = 0 if better else self.since_best + 1
-        penalty = penalty_at(experiment.problem, self.theta)
         check = Check(self.steps, experiment.oracle.cost.computations, metric, value, test, better, penalty)
         if record is not None:
             record |= {name: value for name, value in check.figures().items() if value is not None}
@@ -411,7 +414,8 @@ class _Run:
         )
 
     def _choose(self) -> tuple[dict[str, Tensor], str]:
-        if self.best is None or self.best[1] == self.steps:
+        penalised = penalty_at(self.experiment.problem, self.theta) is not None
+        if self.best is None or self.best[1] == self.steps or penalised:
             return self.theta, "last"
         return self.best[2], f"best (step {self.best[1]})"
 

@@ -74,4 +74,6 @@ class Recorder(Listener):
         self.directory.write_json(STATUS_FILE, {**described, **content, "bltoolbox": bltoolbox.__version__})
 
     def _save(self, name: str, theta: Theta) -> None:
-        self.directory.write_bytes(name, encode(theta, self.experiment.recipe, self.experiment.problem.range))
+        experiment = self.experiment
+        content = encode(theta, experiment.recipe, experiment.problem.range, experiment.train.shape)
+        self.directory.write_bytes(name, content)

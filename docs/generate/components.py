@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits, listed
 from bltoolbox.config.hooks import KINDS, LISTS, PROJECT
 from bltoolbox.config.registry import Registered, Registry, load_registry
-from bltoolbox.config.signatures import Parameter, Signature
+from bltoolbox.config.signatures import Parameter, Signature, Type
 from bltoolbox.config.yaml_text import dump, dump_inline
 from bltoolbox.errors import MissingError
 from docs.generate.markdown import code, fence, first_paragraph, prose, sentence, table
@@ -44,7 +45,7 @@ GIVES = {
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
     "smooth": "differentiability in x",
-    "tilable": "large pictures in tiles",
+    "uniform": "the same treatment of all places",
 }
 #: The optional methods of the roles, as what a component has that implements them; by kind where they differ.
 OFFERS = {
@@ -55,9 +56,11 @@ OFFERS = {
     "check_measurements": "a check of the measurements",
     "check_noise": "a check of the noise level",
     "clean": "true images",
+    "crop": "tiles of what differs from place to place",
     "constants": "constants for certified error bounds",
-    "context": "what the operator needs to know of each image",
+    "context": "what operator and data term need to know of each image",
     "data.measured": "recorded measurements",
+    "example_contexts": "use of what the data know of each image",
     "extra_channels": "auxiliary variables",
     "gradient": "an analytic gradient",
     "group": "which of its images belong together",
@@ -82,6 +85,7 @@ OFFERS = {
     "project_gradient": "a projection of the hypergradient",
     "prox": "a proximal map",
     "prox_potential": "a proximal map of its potential",
+    "select": "parameters for each sample",
     "shorten": "steps that can be made shorter",
     "spectrum": "bounds of its spectrum",
     "split": "a target made of measurements",
@@ -145,7 +149,7 @@ def _component(one: Registered, registry: Registry) -> Iterator[str]:
         yield "No parameters."
     if facts := list(_partners(one, registry)):
         yield "\n".join(f"* {fact}" for fact in facts)
-    yield fence(snippet(one), "yaml")
+    yield fence(snippet(one, registry), "yaml")
 
 
 def _rows(parameters: Sequence[Parameter], prefix: str = "") -> Iterator[tuple[str, ...]]:
@@ -155,15 +159,25 @@ def _rows(parameters: Sequence[Parameter], prefix: str = "") -> Iterator[tuple[s
             yield from _rows(option.parameters, f"{prefix}{one.name}.")
 
 
-def snippet(one: Registered) -> str:
+def snippet(one: Registered, registry: Registry) -> str:
     """The component with its defaults, to paste into a recipe; ``…`` is to be filled in."""
     parameters = one.signature().parameters
-    options = {known.name: "…" if known.required else written(known.default) for known in parameters}
+    options = {
+        known.name: placeholder(known.type, registry) if known.required else written(known.default)
+        for known in parameters
+    }
     value = {"name": one.name} | {key: item for key, item in options.items() if item is not None}
     line = dump({LISTS[one.kind]: [value]} if one.kind in LISTS else {one.kind: value})
     if one.kind in LISTS or (len(line) <= WIDTH and line.count("\n") == 1):
         return line
     return "\n".join([f"{one.kind}:", *(f"  {key}: {dump_inline(item)}" for key, item in value.items())])
+
+
+def placeholder(type: Type, registry: Registry) -> Any:
+    """What stands for a value that has no default: ``…``, or a component where one is nested."""
+    if type.name in ("list", "tuple"):
+        return [placeholder(type.items[0], registry)]
+    return registry.components(type.role)[0].name if type.name == "component" else "…"
 
 
 def _partners(one: Registered, registry: Registry) -> Iterator[str]:

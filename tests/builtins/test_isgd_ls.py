@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from blt_builtins.upper_optimizers.isgd import ISGD
 from blt_builtins.upper_optimizers.isgd_ls import ISGDLineSearch
 from bltoolbox import run as run_recipe
 from bltoolbox.config.recipe import recipe_from_dict
+from bltoolbox.errors import NumericalError
 
 #: On a parabola of curvature c a step keeps 1 − αc/2 of its promise.
 LOW, HIGH = 0.3, 0.7
@@ -122,3 +125,13 @@ def test_a_run_learns_as_much_from_a_step_a_million_times_too_short_or_long() ->
         assert bool(torch.isfinite(flat(result.theta)).all())
     assert max(ends) < 0.8, ends
     assert max(ends) - min(ends) < 0.1, ends
+
+
+def test_a_loss_that_cannot_be_computed_is_an_error_and_not_an_endless_step() -> None:
+    class Unreachable(Parabola):
+        def value(self, *arguments: Any, **options: Any) -> Any:
+            return replace(super().value(*arguments, **options), value=math.inf)
+
+    theta, optimizer = parabola_start(), ISGDLineSearch()
+    with pytest.raises(NumericalError, match=r"upper_optimizer\.tol or value_tol"):
+        optimizer.step(theta, Unreachable(), optimizer.init(theta))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy import ndimage
 from torch import Tensor
 
@@ -49,6 +50,8 @@ OPERATORS: dict[str, Callable[[], Operator]] = {
     "mri": lambda: MRI(acceleration=2.5, center_fraction=0.2),
     "mri-complex": lambda: MRI(acceleration=2.5, center_fraction=0.2, image="complex"),
     "mri-full": lambda: MRI(acceleration=1),
+    "mri-coils": lambda: MRI(acceleration=2.5, center_fraction=0.2, coils=3),
+    "mri-coils-complex": lambda: MRI(acceleration=2.5, center_fraction=0.2, image="complex", coils=3),
 }
 SHAPE = (2, 8, 12)
 RECIPE = {
@@ -277,14 +280,14 @@ class TestBlur:
 class TestInpainting:
     @pytest.mark.parametrize("missing", [0.0, 0.3, 0.5, 0.99])
     def test_the_fraction_is_exact(self, missing: float) -> None:
-        known = Inpainting(missing=missing).known(torch.empty(1, 1, 10, 20))
+        known = Inpainting(missing=missing).known(torch.empty(1, 1, 10, 20), {})
         assert float(known.sum()) == 200 - round(200 * missing)
 
     def test_mask_depends_on_seed_and_size_alone(self) -> None:
         x = torch.empty(3, 3, 10, 10, dtype=torch.float64)
-        mask = Inpainting(seed=1).known(x)
-        torch.testing.assert_close(mask, Inpainting(seed=1).known(x[:1, :1]))
-        assert not torch.equal(mask, Inpainting(seed=2).known(x))
+        mask = Inpainting(seed=1).known(x, {})
+        torch.testing.assert_close(mask, Inpainting(seed=1).known(x[:1, :1], {}))
+        assert not torch.equal(mask, Inpainting(seed=2).known(x, {}))
 
     def test_is_a_projection(self) -> None:
         operator, x = Inpainting(), normal(2, *SHAPE)
@@ -297,7 +300,7 @@ class TestInpainting:
         operator = Inpainting(missing=missing)
         x = 0.3 + 0.4 * torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=keyed_generator(0))
         y = operator.apply(x, {}, {})
-        start, known = operator.start(y, {}, {}), operator.known(y) == 1
+        start, known = operator.start(y, {}, {}), operator.known(y, {}) == 1
         assert torch.equal(start[..., known], x[..., known])
         # A mean of known pixels of the same image lies between their extremes.
         assert (start >= x.amin((2, 3), keepdim=True) - 1e-12).all()
@@ -313,6 +316,53 @@ class TestInpainting:
         x = normal(2, 3, 9, 13)
         start = operator.start(operator.apply(x, {}, {}), {}, {})
         torch.testing.assert_close(start, x[:, :, 2:3, 12:13].expand_as(x))
+
+    def test_a_part_has_its_part_of_the_mask(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "mask.npy", (normal(8, 12) > 0).numpy())
+        x = normal(2, *SHAPE)
+        rows, columns = slice(2, 7), slice(0, 9)
+        for operator in (Inpainting(missing=0.4), Inpainting(mask=str(tmp_path / "mask.npy"))):
+            part = operator.crop(rows, columns, SHAPE)
+            expected = operator.apply(x, {}, {})[:, :, rows, columns]
+            assert torch.equal(part.apply(x[:, :, rows, columns], {}, {}), expected)
+            again = part.crop(slice(1, 3), slice(2, 4), (2, 5, 9))
+            inner = x[:, :, 3:5, 2:4]
+            assert torch.equal(again.apply(inner, {}, {}), operator.apply(x, {}, {})[:, :, 3:5, 2:4])
+
+    def test_a_part_within_a_hole_starts_from_nothing(self, tmp_path: Path) -> None:
+        mask = np.zeros((8, 12))
+        mask[:, 0] = 1
+        np.save(tmp_path / "mask.npy", mask)
+        part = Inpainting(mask=str(tmp_path / "mask.npy")).crop(slice(0, 8), slice(4, 12), SHAPE)
+        assert not part.start(normal(1, 2, 8, 8), {}, {}).any()
+        assert part.spectrum({}, (2, 8, 8), {}) == (0, 1)
+
+    def test_masks_of_each_sample(self) -> None:
+        operator, x = Inpainting(), normal(2, *SHAPE)
+        context = {"mask": torch.stack([normal(8, 12) > 0, torch.ones(8, 12, dtype=torch.bool)])}
+        y = operator.apply(x, {}, context)
+        assert torch.equal(y[1], x[1]) and torch.equal(y[0] != 0, context["mask"][0].expand(2, -1, -1))
+        torch.testing.assert_close(
+            operator.spectrum({}, SHAPE, context)[0], torch.tensor([0.0, 1.0]).double()
+        )
+        start = operator.start(y, {}, context)
+        torch.testing.assert_close(start[:1], operator.start(y[:1], {}, {"mask": context["mask"][:1]}))
+        with pytest.raises(ValueError, match=r"\(2, 8\), but inpainting needs \(B, 8, 12\)"):
+            operator.apply(x, {}, {"mask": torch.ones(2, 8)})
+
+    def test_a_picture_as_a_mask(self, tmp_path: Path) -> None:
+        known = np.ones((8, 12), dtype=np.uint8)
+        known[2:4, 5:9] = 0
+        for mode in ("L", "RGB"):
+            Image.fromarray(255 * known).convert(mode).save(tmp_path / "mask.png")
+            operator = Inpainting(mask=str(tmp_path / "mask.png"))
+            assert torch.equal(operator.known(torch.empty(1, 1, 8, 12), {}), torch.from_numpy(known).float())
+        Image.fromarray(0 * known).save(tmp_path / "dark.png")
+        with pytest.raises(ValueError, match="dark everywhere"):
+            Inpainting(mask=str(tmp_path / "dark.png"))
+        (tmp_path / "bad.png").write_text("no picture")
+        with pytest.raises(ValueError, match="the mask cannot be read"):
+            Inpainting(mask=str(tmp_path / "bad.png"))
 
     def test_masks_from_files(self, tmp_path: Path) -> None:
         path = str(tmp_path / "mask.npy")
@@ -362,7 +412,7 @@ class TestMRI:
     def test_measurements_are_the_numpy_transform(self) -> None:
         operator, x = MRI(acceleration=2, center_fraction=0.2), normal(2, 1, 8, 12)
         y = operator.apply(x, {}, {}).numpy()
-        reference = np.fft.fft2(x.numpy(), norm="ortho") * operator.sampled(x).numpy()
+        reference = np.fft.fft2(x.numpy(), norm="ortho") * operator.sampled(x, {}).numpy()
         np.testing.assert_allclose(y[:, :1] + 1j * y[:, 1:], reference, atol=1e-12)
         complex_image = MRI(acceleration=2, center_fraction=0.2, image="complex")
         torch.testing.assert_close(complex_image.apply(torch.cat([x, 0 * x], 1), {}, {}), torch.from_numpy(y))
@@ -370,7 +420,7 @@ class TestMRI:
     @pytest.mark.parametrize("width", [12, 13, 64])
     @pytest.mark.parametrize(("acceleration", "center"), [(2, 0.3), (4, 0.08), (4, 0.25), (1, 0.0)])
     def test_columns(self, width: int, acceleration: float, center: float) -> None:
-        mask = MRI(acceleration, center).sampled(torch.empty(1, 1, 8, width))
+        mask = MRI(acceleration, center).sampled(torch.empty(1, 1, 8, width), {})
         assert mask.shape == (1, width)
         assert float(mask.sum()) == max(round(width / acceleration), round(center * width))
         frequency = torch.fft.fftfreq(width).abs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,14 @@ def values(type: Type) -> st.SearchStrategy[Any]:
             st.fixed_dictionaries({}, optional={one.name: values(one.type) for one in type.parameters}) | odd
         )
     if type.name == "component":
-        return st.one_of(*map(blocks, REGISTRY.components(type.role))) | odd
+        return components(type.role or "") | odd
     return {"bool": st.booleans(), "null": st.none()}.get(type.name, st.text(max_size=3)) | odd
+
+
+@cache
+def components(kind: str) -> st.SearchStrategy[Any]:
+    """Blocks of a kind; deferred, since components may contain components of their own kind."""
+    return st.deferred(lambda: st.one_of(*map(blocks, REGISTRY.components(kind))))
 
 
 def blocks(registered: Any) -> st.SearchStrategy[Any]:

@@ -168,8 +168,48 @@ def test_random_measurements_are_refused(blt_apply: Call, tmp_path: Path) -> Non
     picture = tmp_path / "a.png"
     Image.fromarray((clean_picture(20, 20, 3) * 255).astype(np.uint8)).save(picture)
     done = blt_apply(str(tmp_path / "toy.safetensors"), str(picture), "--operator", "inpainting")
-    assert done.returncode == 2 and "at random positions" in done.stderr
+    assert done.returncode == 2 and "at random positions" in done.stderr and "--mask" in done.stderr
     assert not (tmp_path / "a-restored.png").exists()
+
+
+def test_missing_pixels_are_filled_where_a_mask_says_so(blt_apply: Call, tmp_path: Path) -> None:
+    trained = toy_model(operator={"name": "inpainting", "missing": 0.5}, strong_convexity=0.01)
+    trained.save(tmp_path / "holes.safetensors")
+    toy_model(strong_convexity=0.01).save(tmp_path / "toy.safetensors")
+    clean = (clean_picture(20, 24, 3) * 255).astype(np.uint8)
+    known = np.ones((20, 24), dtype=np.uint8)
+    known[8:10, 3:20] = 0
+    Image.fromarray(np.where(known[..., None] == 1, clean, 255).astype(np.uint8)).save(tmp_path / "a.png")
+    Image.fromarray(clean).save(tmp_path / "truth.png")
+    Image.fromarray(255 * known).save(tmp_path / "mask.png")
+    np.save(tmp_path / "mask.npy", known)
+    for model, mask in (("holes", "mask.npy"), ("toy", "mask.png")):
+        words = [
+            str(tmp_path / f"{model}.safetensors"),
+            str(tmp_path / "a.png"),
+            "--noise",
+            "2/255",
+            "--json",
+            "--force",
+        ]
+        done = blt_apply(*words, "--mask", str(tmp_path / mask), "--truth", str(tmp_path / "truth.png"))
+        (found,) = json.loads(done.stdout)["pictures"]
+        assert found["psnr"] > found["psnr_before"] + 5
+    refused = blt_apply(str(tmp_path / "holes.safetensors"), str(tmp_path / "a.png"), "--force")
+    assert refused.returncode == 2 and "needs the missing pixels: --mask" in refused.stderr
+    words = [
+        str(tmp_path / "toy.safetensors"),
+        str(tmp_path / "a.png"),
+        "--force",
+        "--mask",
+        str(tmp_path / "mask.npy"),
+    ]
+    for more, sentence in (
+        (["--kernel", "gaussian:1"], "belong to different operators"),
+        (["--operator", "downsampling"], "operator 'downsampling' has no mask"),
+    ):
+        refused = blt_apply(*words, *more)
+        assert refused.returncode == 2 and sentence in refused.stderr
 
 
 @pytest.mark.parametrize("damage", ["words", "list", "nothing"])
@@ -203,3 +243,12 @@ def test_the_size_is_that_of_the_result(blt_apply: Call, tmp_path: Path) -> None
     (found,) = json.loads(blt_apply(*words, "--json", "--noise", "5/255").stdout)["pictures"]
     with Image.open(tmp_path / "a-restored.png") as image:
         assert image.size == (found["width"], found["height"]) != (24, 20)
+
+
+def test_a_picture_becomes_larger(blt_apply: Call, tmp_path: Path) -> None:
+    toy_model(strong_convexity=0.01).save(tmp_path / "toy.safetensors")
+    Image.fromarray((clean_picture(20, 24, 3) * 255).astype(np.uint8)).save(tmp_path / "a.png")
+    words = [str(tmp_path / "toy.safetensors"), str(tmp_path / "a.png"), "--factor", "3", "--noise", "2/255"]
+    assert blt_apply(*words).returncode == 0
+    with Image.open(tmp_path / "a-restored.png") as image:
+        assert image.size == (72, 60)

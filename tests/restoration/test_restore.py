@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ import torch
 from toy_models import as_bytes, clean_picture, noisy_picture, toy_model
 
 from blt_builtins.operators.blur import Blur
+from blt_builtins.operators.identity import Identity
+from bltoolbox.bilevel.records import Rows, Theta
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.restoration import overlap as influence
 from bltoolbox.restoration.evaluation import solve_cold
@@ -103,8 +108,8 @@ def test_the_reach_is_that_of_the_minimiser() -> None:
     """What is said to be left in front of a line is what is left there when the measurements change beyond it."""
     model = toy_model(regularizer={"name": "tikhonov", "weight": 2.0})
     theta = {name: value.double() for name, value in model.theta.items()}
-    y = influence.extremes(theta, 3, 16)[:1]
-    left = influence._reach(model.problem, theta, y)
+    y = influence.extremes(theta, influence.strip_size(3, 16, influence.Geometry()))[:1]
+    left = influence._reach(model.problem, theta, y, influence.Geometry())
     changed = y.clone()
     changed[..., -influence._BEYOND :] += 1
     lower = model.problem.at(theta, y.shape[1:]).on(torch.cat([y, changed]))
@@ -118,7 +123,7 @@ def test_where_the_reach_is_not_found_the_largest_overlap_is_taken(
 ) -> None:
     monkeypatch.setattr(influence, "_ITERATIONS", 2)
     restorer = Restorer(colour)
-    strips = influence.extremes(colour.theta, 3, restorer.side)
+    strips = influence.extremes(colour.theta, influence.strip_size(3, restorer.side, influence.Geometry()))
     found = influence.measure_overlap(restorer.problem, colour.theta, strips)
     assert found == influence.Overlap(influence.MOST, 1.0)
     assert restorer.overlap == influence.MOST
@@ -335,9 +340,111 @@ def test_a_model_that_enlarges(colour: Model) -> None:
         model.restore(np.concatenate([y, y[..., :1]], axis=2))
 
 
-def test_operators_that_are_not_the_same_everywhere_see_the_whole(colour: Model) -> None:
+def strong(operator: dict[str, Any]) -> Model:
+    """A model whose minimisers are unique, whatever the operator does not see; so accurate that only cuts count."""
+    return toy_model(
+        operator=operator,
+        strong_convexity=5e-2,
+        noise=5 / 255,
+        color="gray",
+        dtype="float64",
+        lower_solver="agd",
+        regularizer={"name": "foe", "filters": 4, "kernel_size": 3, "weight": 1e-2, "nu": 0.1},
+    )
+
+
+@pytest.mark.parametrize(
+    ("operator", "scale"),
+    [
+        ({"name": "downsampling", "factor": 2}, 2),
+        ({"name": "downsampling", "factor": 3}, 3),
+        ({"name": "composed", "parts": [{"name": "blur", "size": 3}, {"name": "downsampling"}]}, 2),
+    ],
+    ids=["2", "3", "blurred"],
+)
+def test_enlarging_in_tiles_is_enlarging_the_whole(operator: dict[str, Any], scale: int) -> None:
+    model = strong(operator)
+    y = noisy_picture(70, 61, 1, sigma=5 / 255)
+    whole, _ = Restorer(model, tol=TIGHT).run(y)
+    restorer = Restorer(model, tol=TIGHT, tile=100)
+    assert restorer.around is not None and restorer.around.scale == scale
+    tiled, report = restorer.run(y)
+    assert whole.shape == tiled.shape == (70 * scale, 61 * scale, 1)
+    assert report.tiles > 1 and report.overlap % scale == 0
+    assert np.abs(tiled - whole).max() < 1e-4
+    assert report.seam < 1e-4
+
+
+@pytest.mark.parametrize("mask", ["random", "file"])
+def test_inpainting_in_tiles_is_inpainting_the_whole(mask: str, tmp_path: Path) -> None:
+    """Each tile has its own part of the mask."""
+    operator: dict[str, Any] = {"name": "inpainting", "missing": 0.4}
+    if mask == "file":
+        known = np.random.default_rng(0).random((100, 420)) > 0.3
+        known[30:44, 60:330] = False  # a scratch across several tiles
+        np.save(tmp_path / "mask.npy", known)
+        operator = {"name": "inpainting", "mask": str(tmp_path / "mask.npy")}
+    model = strong(operator)
+    y = noisy_picture(100, 420, 1, sigma=5 / 255)
+    whole, _ = Restorer(model, tol=TIGHT).run(y)
+    tiled, report = Restorer(model, tol=TIGHT, tile=96).run(y)
+    assert report.tiles > 2 and report.overlap == influence.MOST
+    assert np.abs(tiled - whole).max() < 1e-4
+    assert report.seam < 1e-4
+
+
+def test_pictures_too_small_for_a_comparison_of_parts_are_seen_as_a_whole(colour: Model) -> None:
     model = colour.with_operator("inpainting", missing=0.3)
     _, report = Restorer(model, tile=16).run(noisy_picture(40, 50))
+    assert report.tiles == 1
+
+
+def test_a_mask_of_another_size_is_one_sentence(colour: Model, tmp_path: Path) -> None:
+    np.save(tmp_path / "mask.npy", np.eye(20, 24))
+    model = colour.with_operator("inpainting", mask=str(tmp_path / "mask.npy"))
+    assert model.restore(noisy_picture(20, 24)).shape == (20, 24, 3)
+    with pytest.raises(BltError, match="the mask is 20×24 but the images are 24×20"):
+        model.restore(noisy_picture(24, 20))
+    with pytest.raises(BltError, match="the mask is 20×24 but the images are 150×150"):
+        model.restore(noisy_picture(150, 150), tile=100)
+
+
+class Windowed(Identity):
+    """An operator that cannot do without something about each image."""
+
+    def example_contexts(self, shape: Sequence[int], count: int) -> list[Rows]:
+        return [{"window": torch.ones(count, *shape[1:])}]
+
+
+def test_a_picture_brings_no_context(colour: Model) -> None:
+    with pytest.raises(BltError, match="needs 'window' of each measurement, so it cannot restore pictures"):
+        colour.with_operator(Windowed()).restore(noisy_picture(20, 24))
+
+
+class Weighted(Identity):
+    """A factor of each pixel, learned: θ has the size of the images."""
+
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, torch.Tensor]:
+        return {"weight": torch.ones(*shape[1:], dtype=torch.float64)}
+
+    def apply(self, x: torch.Tensor, theta: Theta, context: Rows) -> torch.Tensor:
+        return x * theta.get("weight", 1.0)
+
+    def adjoint(self, y: torch.Tensor, theta: Theta, context: Rows) -> torch.Tensor:
+        return self.apply(y, theta, context)
+
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, float]:
+        weight = theta.get("weight", torch.ones(1))
+        return float(weight.min()) ** 2, float(weight.max()) ** 2
+
+
+def test_parameters_of_the_size_of_the_images_are_not_cut(colour: Model) -> None:
+    weights = 0.5 + torch.rand(40, 50, generator=torch.Generator().manual_seed(0))
+    model = colour.with_operator(Weighted())
+    model = replace(model, theta={**model.theta, "operator.weight": weights})
+    restorer = Restorer(model, tile=16)
+    assert restorer.around is None
+    _, report = restorer.run(noisy_picture(40, 50))
     assert report.tiles == 1
 
 
@@ -347,8 +454,6 @@ def test_measurements_that_are_no_pictures(colour: Model) -> None:
 
 
 def test_a_limit_is_told(colour: Model) -> None:
-    from dataclasses import replace
-
     short = Model(colour.problem, colour.solver, colour.theta, replace(colour.recipe, iteration_limit=2))
     _, report = Restorer(short).run(noisy_picture(30, 30))
     assert "less accurate than requested: the iteration limit" in report.notes[0]

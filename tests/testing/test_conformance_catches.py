@@ -225,6 +225,27 @@ class Robust(UpperLoss):
         return self.upper(sample.truth, {"loss.log_weight": torch.zeros(1, dtype=torch.float64)})
 '''
 
+WINDOW = '''
+class Window(Operator):
+    """y = e^θ m x, with a mask m of each image that the data must bring."""
+    def init_params(self, shape, generator):
+        return {"log_gain": torch.zeros(1, dtype=torch.float64)}
+    def prepare(self, theta):
+        return {**theta, "gain": theta["log_gain"].exp()} if theta else {}
+    def example_contexts(self, shape, count):
+        masks = torch.ones(count, *shape[1:], dtype=torch.float64)
+        for k, mask in enumerate(masks):
+            mask[: k % 2, :] = 0
+        return [{"mask": masks}]
+    def apply(self, x, theta, context):
+        return x * context["mask"].unsqueeze(1) * theta.get("gain", 1.0)
+    def adjoint(self, y, theta, context): return self.apply(y, theta, context)
+    def measured(self, y, context): return context["mask"].unsqueeze(1)
+    def spectrum(self, theta, shape, context):
+        gain = float(theta.get("gain", 1.0)) ** 2
+        return gain * context["mask"].amin((1, 2)), gain
+'''
+
 HALVES = '''
 @dataclass(frozen=True)
 class Fit(Upper):
@@ -269,6 +290,7 @@ BASES = {
     "lower_solver": ("Descent", DESCENT),
     "sampler": ("Pairs", PAIRS),
     "operator": ("Shift", SHIFT),
+    "operator window": ("Window", WINDOW),
     "operator learned": ("LearnedGain", GAIN),
     "sampler observing": ("Scores", SCORES),
     "upper_optimizer": ("Plain", PLAIN),
@@ -505,6 +527,59 @@ WRONG = {
         "def measured(self, y, context): return torch.full_like(y, 0.5)",
         "measured is a mask",
         "must be 1 where y contains measurements and 0 elsewhere",
+    ),
+    "the mask of the first image for all": (
+        "operator window",
+        "def adjoint(self, y, theta, context):\n"
+        "        return super().adjoint(y, theta, {'mask': context['mask'][:1].expand(len(y), -1, -1)})",
+        "a sample's result does not depend on its batch",
+        "samples and their context must not be mixed",
+    ),
+    "bounds of the first image for all": (
+        "operator window",
+        "def spectrum(self, theta, shape, context):\n"
+        "        return float(super().spectrum(theta, shape, context)[0][0]), None",
+        "spectrum gives valid bounds",
+        "with mask in the context claims",
+    ),
+    "a bound of another number of images": (
+        "operator window",
+        "def spectrum(self, theta, shape, context): return torch.zeros(2), None",
+        "spectrum gives valid bounds",
+        "must give a number, one per sample, or None",
+    ),
+    "an operator that writes to its context": (
+        "operator window",
+        "def start(self, y, theta, context): context['mask'].mul_(0.5); return y",
+        "inputs are left untouched",
+        "start changed its argument context in place",
+    ),
+    "an operator whose gain is detached": (
+        "operator window",
+        "def prepare(self, theta):\n"
+        "        return {**theta, 'gain': theta['log_gain'].detach().exp()} if theta else {}",
+        "apply is differentiable in θ",
+        "does not depend on 'log_gain'",
+    ),
+    "an operator that is not differentiated right": (
+        "operator window",
+        "def prepare(self, theta):\n"
+        "        gain = theta['log_gain'].exp() if theta else torch.ones(1)\n"
+        "        return {**theta, 'gain': 2 * gain - gain.detach()} if theta else {}",
+        "apply is differentiable in θ",
+        "from finite differences, got",
+    ),
+    "operator parameters in single precision": (
+        "operator window",
+        "def init_params(self, shape, generator): return {'log_gain': torch.zeros(1)}",
+        "same input, same result",
+        "float64 CPU tensors",
+    ),
+    "contexts that are not a list": (
+        "operator window",
+        "def example_contexts(self, shape, count): return super().example_contexts(shape, count)[0]",
+        "same input, same result",
+        "example_contexts must return a list of mappings",
     ),
     "hypergradient of the wrong sign": (
         "hypergradient",

@@ -24,7 +24,7 @@ from bltoolbox.restoration.metrics import METRICS
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational, join
 from bltoolbox.testing import make_oracle, smooth_images
-from bltoolbox.training.baseline import tune
+from bltoolbox.training.baseline import search_around, tune
 
 TINY = [
     "data={name: dead-leaves, count: 4, size: 16}",
@@ -134,3 +134,9 @@ def test_the_largest_noise_is_that_of_the_range() -> None:
     assert load_recipe("smoke", ["noise=1"]).noise == Block("noise", "gaussian", {"level": 1.0})
     with pytest.raises(RecipeError, match="noise"):
         load_recipe("smoke", ["noise=300/255"])
+
+
+@pytest.mark.parametrize("minimiser", [-7.3, -1.2, 0.0, 0.9, 7.9])
+def test_the_search_follows_a_minimiser_outside_its_first_interval(minimiser: float) -> None:
+    found = search_around(lambda t: 1 + (t - minimiser) ** 2, 0.0, 2.0)
+    assert found == pytest.approx(minimiser, abs=0.05)

@@ -22,7 +22,7 @@ def print_summary(result: RunResult) -> None:
     cost, model = result.cost, result.model
     facts = [
         ("status", result.status),
-        ("learned", f"{model.size} parameters of {model.recipe.regularizer.name}; θ kept: {result.chosen}"),
+        ("learned", f"{model.learned}; θ kept: {result.chosen}"),
         ("cost", f"{cost.computations:,} computations in {result.steps} steps, {result.seconds:.1f} s"),
     ]
     if result.validation is not None:

@@ -104,6 +104,10 @@ def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str
             "weights": found.weights,
             "places": found.places,
             "potentials": found.potentials,
+            "maps": [
+                {"caption": one.caption, "scale": one.scale, "assets": [asset(png) for png in one.images]}
+                for one in found.maps
+            ],
         }
 
     return {

@@ -62,13 +62,24 @@ class Scene:
 
 
 @dataclass(frozen=True)
+class Map:
+    """What the operator or the data term shows of θ."""
+
+    caption: str
+    #: What black and white mean.
+    scale: str
+    images: list[bytes] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True)
 class Learned:
-    """The pictures and potentials of the regularizer."""
+    """What the components show of θ: filters of the regularizer, and maps of the others."""
 
     filters: list[bytes] = field(default_factory=list, repr=False)
     weights: list[float] = field(default_factory=list)
     places: list[float] = field(default_factory=list)
     potentials: list[list[float]] = field(default_factory=list, repr=False)
+    maps: list[Map] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -239,10 +250,16 @@ def _middle(image: Tensor) -> Tensor:
 
 
 def show_learned(model: Model) -> Learned:
-    """Filters, their weights and their potentials, if the regularizer has any."""
+    """Filters, their weights and their potentials, if the regularizer has any; pictures of the other roles."""
+    from bltoolbox.restoration.shown_parameters import shown_parameters
+
     regularizer, theta = model.problem.regularizer, model.prepared["regularizer"]
     pictures, potentials = regularizer.pictures(theta), regularizer.potentials(theta)
-    learned = Learned()
+    maps = [
+        Map(one.caption, one.scale, [encode_png(image) for image in one.shades])
+        for one in shown_parameters(model.problem, model.prepared)
+    ]
+    learned = Learned(maps=maps)
     if pictures is not None:
         kernels = pictures.detach().cpu().double()
         scaled = [0.5 + 0.5 * one / one.abs().max().clamp_min(1e-12) for one in kernels]

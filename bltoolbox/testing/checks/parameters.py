@@ -126,6 +126,19 @@ def _derivative(component: Parametric, theta: Theta, name: str, direction: Theta
     )
 
 
+@holds_for_all("pictures can be drawn")
+def pictures(subject: Subject) -> None:
+    component, raw = _initial(subject)
+    theta = component.prepare(raw)
+    guard = Untouched(theta=dict(theta))
+    found = component.pictures(theta)
+    guard.verify("pictures")
+    if found is None:
+        raise NotApplicable("it has no pictures")
+    fine = found.ndim == 4 and found.numel() > 0 and bool(torch.isfinite(found).all())
+    require(fine, f"pictures must be finite, of shape (N, C, H, W), got {tuple(found.shape)}")
+
+
 @holds_for_all("upgrade leaves a current θ unchanged")
 def upgrade_keeps(subject: Subject) -> None:
     component, start = _initial(subject)

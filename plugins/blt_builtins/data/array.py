@@ -25,7 +25,7 @@ from blt_builtins.data.files import real_path
 from blt_builtins.data.groups import read_groups
 from blt_builtins.data.mapped import Mapped
 from blt_builtins.data.ranges import check_ids, check_range
-from bltoolbox.plugin import ARRAY_IMAGES, PIXELS, Data, map_array
+from bltoolbox.plugin import ARRAY_IMAGES, PIXELS, Data, map_array, read_array
 
 
 class Array(Data):
@@ -38,6 +38,8 @@ class Array(Data):
         crop: Side of a square crop around the centre; by default the full image.
         groups: A CSV file that says which images are from the same photograph; ``auto`` uses the file with the name of
             the array, if it exists, and ``none`` treats each image as a photograph of its own.
+        classes: An .npy file with the class of each image of the array, a whole number counted from 0; for components
+            that learn something for each class.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Array(Data):
         offset: Annotated[int, Ge(0)] = 0,
         crop: Annotated[int, Gt(0)] | None = None,
         groups: str = "auto",
+        classes: str | None = None,
     ) -> None:
         images = _open(path)
         total, height, width = images.shape[:3]
@@ -64,6 +67,7 @@ class Array(Data):
         self._images = Mapped(file, images)
         self._file = real_path(file)
         self._groups = read_groups(file, total, groups)
+        self._classes = None if classes is None else _read_classes(classes, total)
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
@@ -84,6 +88,11 @@ class Array(Data):
             images = images[..., None]
         return self._scaled(images).permute(0, 3, 1, 2).contiguous()
 
+    def context(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        if self._classes is None:
+            return {}
+        return {"class": self._classes[torch.as_tensor(ids, dtype=torch.long) + self.offset]}
+
     def label(self, id: int) -> str:
         return f"#{self.offset + id}"
 
@@ -102,6 +111,21 @@ class Array(Data):
                 f"{self.path} holds floats outside [0, 1] or NaN; divide by the peak value, or save uint8"
             )
         return torch.from_numpy(values)
+
+
+def _read_classes(path: str, total: int) -> Tensor:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(
+            f"there is no file {path} (looked in {Path.cwd()}); give the path of an .npy of classes"
+        )
+    classes = read_array(file, ARRAY_IMAGES)
+    if classes.dtype.kind not in "ui" or classes.shape != (total,) or classes.min() < 0:
+        raise ValueError(
+            f"{path} holds {classes.dtype} of shape {'×'.join(map(str, classes.shape))};"
+            f" classes are {total} whole numbers, one per image, counted from 0"
+        )
+    return torch.from_numpy(classes.astype(np.int64))
 
 
 def _open(path: str) -> NDArray[Any]:

@@ -34,4 +34,16 @@ def blt_components() -> list[Component]:
             f"{_HOME}.student_t:StudentT",
             "Logarithmic distance that ignores gross outliers; not convex.",
         ),
+        Component(
+            "data_term",
+            "weight-map",
+            f"{_HOME}.weight_map:WeightMap",
+            "Least squares with a learned weight at every place; for noise that depends on it.",
+        ),
+        Component(
+            "data_term",
+            "sampled-least-squares",
+            f"{_HOME}.sampled:SampledLeastSquares",
+            "Learns which columns, lines or points of a transform to measure; for MRI.",
+        ),
     ]

@@ -20,7 +20,15 @@ from typing import Annotated, Any
 from annotated_types import Gt
 from torch import Tensor
 
-from bltoolbox.plugin import Check, Experiment, Logger, MissingError, RunResult, make_folder
+from bltoolbox.plugin import (
+    Check,
+    Experiment,
+    Logger,
+    MissingError,
+    RunResult,
+    make_folder,
+    shown_parameters,
+)
 
 
 class TensorBoardLog(Logger):
@@ -86,6 +94,9 @@ class TensorBoardLog(Logger):
             self._open().add_images(
                 "learned/filters", (0.5 + 0.5 * pictures / largest).detach().cpu(), self.step
             )
+        for one in shown_parameters(model.problem, model.prepared):
+            if one.values.shape[1] in (1, 3):
+                self._open().add_images(f"learned/{one.role}", one.shades, self.step)
         if result.evaluation is not None:
             for metric in result.evaluation.metrics:
                 value = result.evaluation.mean(metric.name)

@@ -53,4 +53,10 @@ def blt_components() -> list[Component]:
             "blt_builtins.noises.none:NoNoise",
             "Exact measurements.",
         ),
+        Component(
+            "noise",
+            "deepinv",
+            "blt_builtins.noises.deepinv_noise:DeepInvNoise",
+            "A noise model of the package deepinv, by name.",
+        ),
     ]

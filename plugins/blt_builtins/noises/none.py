@@ -3,8 +3,6 @@
     y = t
 
 When to choose it: to study an operator by itself, or with an operator whose measurements are exact.
-
-Reference: none needed.
 """
 
 from __future__ import annotations

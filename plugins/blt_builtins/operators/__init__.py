@@ -39,12 +39,24 @@ def blt_components() -> list[Component]:
             "operator",
             "mri",
             "blt_builtins.operators.mri:MRI",
-            "Some lines of the two-dimensional Fourier transform: accelerated MRI.",
+            "Some lines of the Fourier transform, seen by one coil or several: accelerated MRI.",
+        ),
+        Component(
+            "operator",
+            "composed",
+            "blt_builtins.operators.composed:Composed",
+            "Operators one after the other, e.g. a blur, then downsampling.",
         ),
         Component(
             "operator",
             "ct",
             "blt_builtins.operators.ct:CT",
             "Computed tomography, parallel or fan beam; sparse views and limited angles.",
+        ),
+        Component(
+            "operator",
+            "deepinv",
+            "blt_builtins.operators.deepinv_physics:DeepInv",
+            "A linear physics of the package deepinv, by name.",
         ),
     ]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bltoolbox.plugin import KERNEL, MASK, Constant, Limit, read_array
+from bltoolbox.plugin import KERNEL, MASK, SUFFIXES, Constant, ImageError, Limit, read_array, read_image
 
 
 def read_matrix(path: str, what: str, limit: Limit = KERNEL) -> Tensor:
@@ -53,6 +53,21 @@ def read_mask(path: str) -> Tensor:
         raise ValueError(f"{path} holds other values than 0 and 1; a mask says which entries are measured")
     if not bool(mask.any()):
         raise ValueError(f"{path} holds zeros only; a mask needs at least one measured entry")
+    return mask
+
+
+def read_picture_mask(path: str) -> Tensor:
+    """The mask of an ``.npy`` file, or of a picture: known where it is brighter than middle gray."""
+    file = Path(path).expanduser()
+    if file.suffix.lower() not in SUFFIXES:
+        return read_mask(path)
+    try:
+        gray = read_image(file, channels=1)[..., 0]
+    except ImageError as error:
+        raise ValueError(f"the mask cannot be read: {error}") from error
+    mask = torch.from_numpy((gray > 0.5).astype(np.float64))
+    if not bool(mask.any()):
+        raise ValueError(f"{path} is dark everywhere; a mask is bright where pixels are known")
     return mask
 
 

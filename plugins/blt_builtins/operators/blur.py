@@ -47,6 +47,8 @@ class Blur(Operator):
         learned: whether the kernel is learned, starting flat; measurements are made with the given one.
     """
 
+    caption = "Kernel"
+
     def __init__(
         self,
         kernel: list[list[float]] | str | None = None,
@@ -105,6 +107,9 @@ class Blur(Operator):
         schur = kernel.abs().sum() * _convolve_adjoint(ones, kernel.abs(), self.boundary).max()
         # A mirror repeats pixels: the spectrum of a kernel that is not symmetric itself bounds nothing there.
         return 0.0, schur if self.boundary == "symmetric" else torch.minimum(spectrum, schur)
+
+    def pictures(self, theta: Theta) -> Tensor | None:
+        return self._kernel(theta)[None, None] if "log_kernel" in theta else None
 
     def _kernel(self, theta: Theta, like: Tensor | None = None) -> Tensor:
         """The learned kernel or, without θ, the true one."""

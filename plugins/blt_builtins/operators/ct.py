@@ -5,7 +5,10 @@
 The matrix is that of Joseph's method: a ray advances along the axis closest to its direction and interpolates the image
 linearly across it. Lengths are in units of the side of the image, so an integral is about the mean of the pixels on the
 ray. y has the shape (C, views, detectors). The matrix is computed once and stored with its transpose, so the adjoint is
-exact; its entries are non-negative, so ‖A‖² is at most its largest row sum times its largest column sum.
+exact.
+
+Its entries are non-negative, so ‖A‖² ≤ max_p (AᵀA v)_p / v_p for every positive v (Collatz–Wielandt). v = 1 is at least
+as good as the largest row sum times the largest column sum, and a few power iterations make the bound tight.
 
 Views are spaced evenly over `arc` degrees. With fewer views than about the side of the image in pixels, this is
 sparse-view tomography; with an arc below 180, limited-angle tomography. Both have a null space. A solve starts from the
@@ -15,14 +18,15 @@ When to choose it: X-ray and electron tomography. Set `strong_convexity` or choo
 are few views: only the regularizer determines what no ray sees.
 
 References: Joseph, *An improved algorithm for reprojecting rays through pixel images*, IEEE TMI 1982; Natterer, *The
-mathematics of computerized tomography*, 2001.
+mathematics of computerized tomography*, 2001; for the bound Horn & Johnson, *Matrix analysis*, 2013, section 8.1.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,9 +35,28 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from bltoolbox.plugin import Operator, Rows, Theta
+from bltoolbox.plugin import Operator, Rows, Theta, lasting
 
 Geometry = Literal["parallel", "fan"]
+#: Entries that a matrix may have: 8 GB with its transpose, in float32.
+_MOST = 500_000_000
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Where the rays are; the options of the operator, as a key."""
+
+    size: int
+    views: int
+    arc: float
+    detectors: int
+    geometry: Geometry
+    source_distance: float
+
+    @property
+    def entries(self) -> int:
+        """An upper bound: each ray reads two pixels of each line."""
+        return 2 * self.views * self.detectors * self.size
 
 
 class CT(Operator):
@@ -57,21 +80,23 @@ class CT(Operator):
         geometry: Geometry = "parallel",
         source_distance: Annotated[float, Gt(0.75)] = 2.0,
     ) -> None:
-        self.size = size
-        self.views = views
-        self.arc = arc
-        self.detectors = math.ceil(math.sqrt(2) * size) if detectors is None else detectors
-        self.geometry: Geometry = geometry
-        self.source_distance = source_distance
+        count = math.ceil(math.sqrt(2) * size) if detectors is None else detectors
+        self.scan = Scan(size, views, arc, count, geometry, source_distance)
+        if self.scan.entries > _MOST:
+            raise ValueError(
+                f"{views} views of {count} detectors for images of side {size} need a matrix of up to"
+                f" {self.scan.entries:.1g} entries, and {_MOST:.0g} are allowed; use fewer views or smaller images"
+            )
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
         return {"size": 12, "views": 7}
 
     def check(self, shape: Sequence[int]) -> str | None:
-        if tuple(shape[1:]) != (self.size, self.size):
+        size = self.scan.size
+        if tuple(shape[1:]) != (size, size):
             return (
-                f"size {self.size} is not that of the {shape[1]}×{shape[2]} images; images must be square, and size"
+                f"size {size} is not that of the {shape[1]}×{shape[2]} images; images must be square, and size"
                 " their side"
             )
         return None
@@ -79,40 +104,26 @@ class CT(Operator):
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         if sentence := self.check(x.shape[1:]):
             raise ValueError(sentence)
-        sums = _Multiply.apply(x.flatten(2).flatten(0, 1), *self._matrices(x))
-        return sums.view(*x.shape[:2], self.views, self.detectors)
+        sums = _Multiply.apply(x.flatten(2).flatten(0, 1), *matrices(self.scan, x.dtype, x.device))
+        return sums.view(*x.shape[:2], self.scan.views, self.scan.detectors)
 
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        matrix, transpose = self._matrices(y)
+        scan = self.scan
+        if tuple(y.shape[2:]) != (scan.views, scan.detectors):
+            raise ValueError(
+                f"expected measurements of {scan.views} views × {scan.detectors} detectors, got"
+                f" {y.shape[2]}×{y.shape[3]}; set views and detectors to those of the measurements"
+            )
+        matrix, transpose = matrices(scan, y.dtype, y.device)
         image = _Multiply.apply(y.flatten(2).flatten(0, 1), transpose, matrix)
-        return image.view(*y.shape[:2], self.size, self.size)
+        return image.view(*y.shape[:2], scan.size, scan.size)
 
     def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         """Filtered back projection, scaled so that the mean of a disc is right."""
-        return self._scale() * self.adjoint(_ramp(y), theta, context)
+        return _constants(self.scan)[0] * self.adjoint(_ramp(y), theta, context)
 
     def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, float]:
-        rows, columns, lengths = self._entries()
-        by_row = torch.zeros(self.views * self.detectors, dtype=torch.float64).index_add_(0, rows, lengths)
-        by_column = torch.zeros(self.size**2, dtype=torch.float64).index_add_(0, columns, lengths)
-        return 0.0, float(by_row.max() * by_column.max())
-
-    def _scale(self) -> float:
-        """The factor of the back projection of filtered views."""
-        place = (torch.arange(self.size, dtype=torch.float64) + 0.5) / self.size - 0.5
-        disc = (torch.hypot(place.unsqueeze(1), place) < 0.35).double()
-        back = self.adjoint(_ramp(self.apply(disc.view(1, 1, *disc.shape), {}, {})), {}, {})[0, 0]
-        mean = float((back * disc).sum() / disc.sum())
-        return 1 / mean if mean > 0 else 1.0
-
-    def _entries(self) -> tuple[Tensor, Tensor, Tensor]:
-        return ray_entries(
-            self.size, self.views, self.arc, self.detectors, self.geometry, self.source_distance
-        )
-
-    def _matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        options = (self.size, self.views, self.arc, self.detectors, self.geometry, self.source_distance)
-        return _matrices(options, like.dtype, like.device)
+        return 0.0, _constants(self.scan)[1]
 
 
 class _Multiply(torch.autograd.Function):
@@ -130,55 +141,86 @@ class _Multiply(torch.autograd.Function):
 
 
 @lru_cache(maxsize=4)
-def _matrices(options: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def matrices(scan: Scan, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """A and Aᵀ in compressed rows; cached, since every product uses them."""
-    rows, columns, lengths = ray_entries(*options)
-    size, views, _, detectors, *_ = options
-    shape = (views * detectors, size**2)
-    return (
-        _compressed(rows, columns, lengths, shape).to(device=device, dtype=dtype),
-        _compressed(columns, rows, lengths, shape[::-1]).to(device=device, dtype=dtype),
-    )
+    shape = (scan.views * scan.detectors, scan.size**2)
+    with lasting():
+        rows, columns, lengths = ray_entries(scan)
+        lengths = lengths.to(dtype)
+        return (
+            _compressed(rows, columns, lengths, shape).to(device),
+            _compressed(columns, rows, lengths, shape[::-1]).to(device),
+        )
 
 
 def _compressed(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    order = torch.argsort(rows * shape[1] + columns)
-    counts = torch.bincount(rows, minlength=shape[0])
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+    order = torch.argsort(rows, stable=True)
+    starts = torch.zeros(shape[0] + 1, dtype=torch.int32)
+    starts[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # compressed rows are called a beta feature
-        return torch.sparse_csr_tensor(starts, columns[order], values[order], shape)
+        # Indices of 32 bits are what the library that multiplies wants: others are converted in every product.
+        return torch.sparse_csr_tensor(starts, columns[order].int(), values[order], shape)
 
 
-@lru_cache(maxsize=2)
-def ray_entries(
-    size: int, views: int, arc: float, detectors: int, geometry: Geometry, source_distance: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, column and value of every non-zero entry of A, in float64."""
+@lru_cache(maxsize=16)
+def _constants(scan: Scan) -> tuple[float, float]:
+    """The factor of the back projection of filtered views, and an upper bound of ‖A‖²."""
+    rows, columns, lengths = ray_entries(scan)
+
+    def project(x: Tensor) -> Tensor:
+        y = torch.zeros(scan.views * scan.detectors, dtype=torch.float64)
+        return y.index_add_(0, rows, lengths * x[columns])
+
+    def back(y: Tensor) -> Tensor:
+        x = torch.zeros(scan.size**2, dtype=torch.float64)
+        return x.index_add_(0, columns, lengths * y[rows])
+
+    place = (torch.arange(scan.size, dtype=torch.float64) + 0.5) / scan.size - 0.5
+    disc = (torch.hypot(place.unsqueeze(1), place) < 0.35).double().flatten()
+    filtered = _ramp(project(disc).view(scan.views, scan.detectors))
+    mean = float((back(filtered.flatten()) * disc).sum() / disc.sum())
+    bound = _squared_norm(lambda v: back(project(v)), scan.size**2)
+    return 1 / mean if mean > 0 else 1.0, bound
+
+
+def _squared_norm(product: Callable[[Tensor], Tensor], pixels: int, iterations: int = 6) -> float:
+    """An upper bound of the largest eigenvalue of a symmetric matrix without negative entries."""
+    v, bound = torch.ones(pixels, dtype=torch.float64), math.inf
+    for _ in range(iterations):
+        image = product(v)
+        seen = image > 0  # v is positive at every pixel that a ray meets; the others have no entries
+        if not bool(seen.any()):
+            return 0.0
+        bound = min(bound, float((image[seen] / v[seen]).max()))
+        v = image / image.max()
+    return bound * (1 + 1e-6)  # also for entries rounded to float32
+
+
+def ray_entries(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column and length of every entry of A that is not zero, in float64."""
     rows, columns, lengths = [], [], []
-    for view in range(views):
-        angle = math.radians(arc * view / views)
-        points, directions = _rays(angle, size, detectors, geometry, source_distance)
-        ray, pixel, length = _joseph(points, directions, size)
-        rows.append(ray + view * detectors)
+    for view in range(scan.views):
+        points, directions = _rays(scan, math.radians(scan.arc * view / scan.views))
+        ray, pixel, length = _joseph(points, directions, scan.size)
+        rows.append(ray + view * scan.detectors)
         columns.append(pixel)
-        lengths.append(length / size)
+        lengths.append(length / scan.size)
     return torch.cat(rows), torch.cat(columns), torch.cat(lengths)
 
 
-def _rays(
-    angle: float, size: int, detectors: int, geometry: Geometry, source_distance: float
-) -> tuple[Tensor, Tensor]:
+def _rays(scan: Scan, angle: float) -> tuple[Tensor, Tensor]:
     """A point and a unit vector (row, column) for each detector, in pixels from the centre."""
+    size, detectors = scan.size, scan.detectors
     offset = torch.arange(detectors, dtype=torch.float64) - (detectors - 1) / 2
     along = torch.tensor([math.cos(angle), -math.sin(angle)], dtype=torch.float64)
     across = torch.tensor([math.sin(angle), math.cos(angle)], dtype=torch.float64)
-    if geometry == "parallel":
+    if scan.geometry == "parallel":
         step = math.sqrt(2) * size / detectors
         return (step * offset).unsqueeze(1) * across, along.expand(detectors, 2)
-    source = -source_distance * size * along
+    source = -scan.source_distance * size * along
     # The fan just covers the circle around the image.
-    half = math.asin(math.sqrt(0.5) / source_distance)
+    half = math.asin(math.sqrt(0.5) / scan.source_distance)
     fan = (2 * half / detectors * offset).unsqueeze(1)
     return source.expand(detectors, 2), torch.cos(fan) * along + torch.sin(fan) * across
 

@@ -2,10 +2,11 @@
 
     (A x)_p = m_p x_p,        m_p ∈ {0, 1}
 
-y has the shape of the image, with zeros and no noise at the missing pixels. The mask is the same for all
-samples and channels: `missing` is the exact fraction of missing pixels, and which ones depends only on `seed` and the
-size of the image; or the mask comes from an ``.npy`` file. A = Aᵀ = A², so ‖A‖ = 1; AᵀA is singular unless no pixel is
-missing.
+y has the shape of the image, with zeros and no noise at the missing pixels. The mask is the same for all channels and
+samples: `missing` is the exact fraction of missing pixels, and which ones depends only on `seed` and the size of the
+image; or the mask comes from an ``.npy`` file, or from a picture that is dark where pixels are missing. Data may
+provide a `mask` of shape (B, H, W) in their context, one per sample, which replaces it. A = Aᵀ = A², so ‖A‖ = 1; AᵀA
+is singular unless no pixel is missing.
 
 A solve starts from the image with each missing pixel replaced by the mean of the known ones in the smallest window
 around it (3×3, 5×5, 9×9, …) that has any.
@@ -18,6 +19,7 @@ Reference: Bertalmio, Sapiro, Caselles & Ballester, *Image inpainting*, SIGGRAPH
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated
@@ -27,8 +29,8 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_builtins.operators.arrays import misfit, read_mask
-from bltoolbox.plugin import Constant, Operator, Rows, Theta, keyed_generator
+from blt_builtins.operators.arrays import misfit, read_picture_mask
+from bltoolbox.plugin import Bound, Constant, Operator, Rows, Theta, keyed_generator, lasting
 
 
 class Inpainting(Operator):
@@ -37,7 +39,7 @@ class Inpainting(Operator):
     Args:
         missing: fraction of the pixels that are missing.
         seed: seed of the choice of missing pixels.
-        mask: path of an .npy file, 1 for known pixels and 0 for missing ones, instead of a random mask.
+        mask: path of an .npy file, 1 for known pixels and 0 for missing ones, or of a picture; null for a random mask.
     """
 
     def __init__(
@@ -48,30 +50,50 @@ class Inpainting(Operator):
     ) -> None:
         self.missing = missing
         self.seed = seed
-        self.mask = None if mask is None else Constant(read_mask(mask))
+        self.mask = None if mask is None else Constant(read_picture_mask(mask))
 
     def check(self, shape: Sequence[int]) -> str | None:
         return misfit(self.mask, (shape[1], shape[2]))
 
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
-        return x * self.known(x)
+        return x * self.known(x, context)
 
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        return y * self.known(y)
+        return y * self.known(y, context)
 
     def measured(self, y: Tensor, context: Rows) -> Tensor:
-        return self.known(y)
+        return self.known(y, context)
 
     def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        return fill(y, self.known(y))
+        return fill(y, self.known(y, context))
 
-    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, float]:
+    def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
+        if "mask" in context:
+            return context["mask"].double().amin((1, 2)), 1.0
         if self.mask is None:
             return 1.0 if _missing(self.missing, shape[1] * shape[2]) == 0 else 0.0, 1.0
         return float(self.mask.value.min()), 1.0
 
-    def known(self, x: Tensor) -> Tensor:
-        """The mask (H, W) for images like ``x``."""
+    def crop(self, rows: slice, columns: slice, shape: Sequence[int]) -> Inpainting:
+        cut = copy.copy(self)
+        whole = self.known(torch.empty(1, 1, *shape[1:]), {})
+        cut.mask = Constant(whole[rows, columns])
+        return cut
+
+    def example_contexts(self, shape: Sequence[int], count: int) -> list[Rows]:
+        generator = keyed_generator("inpainting", "example", count)
+        return [{}, {"mask": torch.rand(count, *shape[1:], generator=generator) < 0.7}]
+
+    def known(self, x: Tensor, context: Rows) -> Tensor:
+        """The mask for images like ``x``: (H, W), or (B, 1, H, W) if each sample has its own."""
+        if "mask" in context:
+            mask = context["mask"]
+            if mask.ndim != 3 or mask.shape[1:] != x.shape[2:]:
+                raise ValueError(
+                    f"mask in the context of the data has the shape {tuple(mask.shape)}, but inpainting needs"
+                    f" (B, {x.shape[2]}, {x.shape[3]})"
+                )
+            return mask.to(x).unsqueeze(1)
         if self.mask is None:
             return random_mask(self.missing, self.seed, x.shape[2], x.shape[3], x.dtype, x.device)
         if sentence := self.check(x.shape[1:]):
@@ -85,9 +107,10 @@ def random_mask(
 ) -> Tensor:
     """A mask with an exact fraction of zeros; cached, since every product with A uses it."""
     order = torch.randperm(height * width, generator=keyed_generator("inpainting", seed, height, width))
-    mask = torch.ones(height * width, dtype=dtype)
-    mask[order[: _missing(missing, height * width)]] = 0
-    return mask.view(height, width).to(device)
+    with lasting():
+        mask = torch.ones(height * width, dtype=dtype)
+        mask[order[: _missing(missing, height * width)]] = 0
+        return mask.view(height, width).to(device)
 
 
 def _missing(fraction: float, pixels: int) -> int:
@@ -97,9 +120,11 @@ def _missing(fraction: float, pixels: int) -> int:
 
 def fill(y: Tensor, known: Tensor) -> Tensor:
     """y with each missing pixel replaced by the mean of the known ones around it."""
+    known = known.view(-1, 1, *known.shape[-2:])
     filled, empty, radius = y * known, known == 0, 1
-    while bool(empty.any()):
-        count = _window_mean(known.view(1, 1, *known.shape), radius)[0, 0]
+    # Where nothing at all is known, as in a tile within a hole, zeros are left.
+    while radius <= 2 * max(known.shape[2:]) and bool(empty.any()):
+        count = _window_mean(known, radius)
         here = empty & (count > 0)
         mean = _window_mean(y * known, radius) / torch.where(here, count, 1.0)
         filled = torch.where(here, mean, filled)

@@ -22,6 +22,7 @@ leaves an adaptive step as an open question.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -35,7 +36,16 @@ from blt_builtins.upper_optimizers.schedule import (
     sampled_gradient,
     step_metrics,
 )
-from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Step, Theta, UpperOptimizer, theta_norm
+from bltoolbox.plugin import (
+    Accuracy,
+    HypergradientResult,
+    NumericalError,
+    Oracle,
+    Step,
+    Theta,
+    UpperOptimizer,
+    theta_norm,
+)
 
 #: Number of steps measured at the beginning, and of trials per measurement.
 _FIRST, _TRIALS = 3, 40
@@ -121,6 +131,11 @@ class ISGDLineSearch(UpperOptimizer):
         """
         slope = theta_norm(z.values()) ** 2
         base = oracle.value(theta, Accuracy(tol)).value
+        if not math.isfinite(base):
+            raise NumericalError(
+                f"the loss cannot be computed to the accuracy {tol:.3g} that its changes are measured with; increase"
+                " upper_optimizer.tol or value_tol, or use dtype: float64"
+            )
         while first and alpha * slope < _UNSEEN * abs(base):
             alpha *= 10
         last = 0

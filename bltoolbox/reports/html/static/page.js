@@ -131,7 +131,8 @@
   }
 
   function learned() {
-    const shownRuns = data.runs.map((run, number) => number).filter((number) => data.runs[number].learned.filters.length || data.runs[number].learned.places.length);
+    const something = (found) => found.filters.length || found.places.length || found.maps.length;
+    const shownRuns = data.runs.map((run, number) => number).filter((number) => something(data.runs[number].learned));
     if (!shownRuns.length) return;
     byId("learned").hidden = false;
     const picker = byId("learned-run");
@@ -169,6 +170,14 @@
           plot.setLines(lines(found), "response t");
         };
       });
+      byId("maps").replaceChildren();
+      for (const map of found.maps) {
+        const panel = html("div", { class: "panel" }, byId("maps"));
+        html("h3", {}, panel, map.caption);
+        const row = html("div", { class: "map" }, panel);
+        for (const asset of map.assets) html("img", { src: data.assets[asset], alt: map.caption }, row);
+        html("p", { class: "remark" }, panel, map.scale);
+      }
       byId("potentials").hidden = !found.potentials.length;
       if (!found.potentials.length) return;
       if (plot) plot.setLines(lines(found), "response t");

@@ -1,0 +1,99 @@
+"""Least squares with a learned weight at every place.
+
+    D(t; y) = ½ Σ_p e^{w_p} (t_p − y_p)²,        D' = e^w (t − y),   D'' = e^w
+    P(w) = γ Σ |∇w|²                             differences of neighbouring entries of the map
+
+w is a map of the rows and columns of the measurements, shared by all samples and channels. With `grid` it has that many
+entries each way and is interpolated bilinearly, so that it is smooth and fits measurements of any size; without, it has
+an entry for each pixel of the training images, and fits images of their size only. ‖D''‖ = max e^w, and D is min e^w
+strongly convex in t.
+
+For denoising e^{−w} is a map of regularization: where the weight is small, the regularizer decides.
+
+When to choose it: noise, or a defect of the operator, whose strength depends on the place in the same way in all
+samples: vignetting, the corners of a detector, frequencies of a transform. With training images of few kinds leave the
+regularizer its scale, and set `smoothness` where the map has many entries.
+
+References: Dong, Hintermüller & Rincon-Camacho, *Automated regularization parameter selection in multi-scale total
+variation models for image restoration*, JMIV 2011; Hintermüller & Rautenberg, *Optimal selection of the regularization
+function in a weighted total variation model*, JMIV 2017; Kofler, Altekrüger, Ba et al., *Learning regularization
+parameter-maps for variational image reconstruction*, SIAM J. Imaging Sci. 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+from torch.nn import functional as F
+
+from bltoolbox.plugin import DataTerm, Theta, dot
+
+
+class WeightMap(DataTerm):
+    """Half the squared distance to the measurements, weighted by a learned map.
+
+    Args:
+        grid: rows and columns of the map, or null for one weight per pixel of the training images.
+        smoothness: γ, the penalty on differences of neighbouring entries of the map.
+    """
+
+    quadratic: ClassVar[bool] = True
+    rescales: ClassVar[bool] = True
+    uniform = False
+    caption = "Weight map"
+
+    def __init__(
+        self, grid: Annotated[int, Ge(2)] | None = 8, smoothness: Annotated[float, Ge(0)] = 0.0
+    ) -> None:
+        self.grid = grid
+        self.smoothness = smoothness
+
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        sides = tuple(shape[-2:]) if self.grid is None else (self.grid, self.grid)
+        return {"log_weights": torch.zeros(sides, dtype=torch.float64)}
+
+    def penalty(self, theta: Theta) -> Tensor | None:
+        if not self.smoothness:
+            return None
+        w = theta["log_weights"]
+        return self.smoothness * (w.diff(dim=0).square().sum() + w.diff(dim=1).square().sum())
+
+    def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
+        misfit = t - y
+        return 0.5 * dot(misfit, self._weight(theta, y) * misfit)
+
+    def gradient(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
+        return self._weight(theta, y) * (t - y)
+
+    def curvature(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
+        return self._weight(theta, y).expand(y.shape)
+
+    def spectrum(self, theta: Theta, y: Tensor) -> tuple[Tensor, Tensor]:
+        # Values between the entries of the map are means of them.
+        w = theta["log_weights"].detach()
+        return w.min().exp(), w.max().exp()
+
+    def third(self, theta: Theta, y: Tensor) -> float:
+        return 0.0
+
+    def majorant(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
+        return self.curvature(theta, t, y)
+
+    def prox(self, theta: Theta, t: Tensor, y: Tensor, step: Tensor | float) -> Tensor:
+        weight = step * self._weight(theta, y)
+        return (t + weight * y) / (1 + weight)
+
+    def pictures(self, theta: Theta) -> Tensor:
+        return theta["log_weights"].exp()[None, None]
+
+    def _weight(self, theta: Theta, y: Tensor) -> Tensor:
+        """e^w for each place, (H, W)."""
+        w = theta["log_weights"]
+        if w.shape != y.shape[-2:]:
+            size = (int(y.shape[-2]), int(y.shape[-1]))
+            w = F.interpolate(w[None, None], size, mode="bilinear", align_corners=True)[0, 0]
+        return w.exp()
