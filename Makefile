@@ -31,7 +31,7 @@ run: $(STAMP)
 
 test: lint
 	@echo '== pytest'
-	@$(PY) -m pytest -q -n 2
+	@$(PY) -m pytest -q -n 2 --dist worksteal
 
 bench: $(STAMP)
 	@echo '== speed'

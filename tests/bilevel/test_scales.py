@@ -60,7 +60,7 @@ def test_training_works_without_hand_tuning(method: str, count: int, name: str) 
     result = trained(
         method,
         REGULARIZERS[name],
-        steps=12 if method == "maid" and name != "icnn" else 30,
+        steps=30 if method == "isgd" else 20 if name == "icnn" else 12,
         data={"name": "dead-leaves", "count": count, "size": 24},
     )
     before = full_loss(result, assemble(result.model.recipe).theta)
