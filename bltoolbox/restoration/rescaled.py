@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Bound, Constants, Theta
-from bltoolbox.restoration.roles import Regularizer
+from bltoolbox.restoration.roles import Potentials, Regularizer
 
 
 class Rescaled(Regularizer):
@@ -32,6 +32,8 @@ class Rescaled(Regularizer):
         self.base = base
         self.scale = scale
         self.convex = base.convex  # type: ignore[misc]
+        self.smooth = base.smooth  # type: ignore[misc]
+        self.uniform = base.uniform
         self.uniform = base.uniform
 
     def offers(self, method: str) -> bool:
@@ -95,5 +97,27 @@ class Rescaled(Regularizer):
         # ψ_s(t) = s² ψ(t/s), so that ψ_s'(t)/t is ψ'(t/s)/(t/s).
         return self.base.majorant(theta, t / self.scale)
 
+    def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        return self.base.analysis_norm(theta, shape)
+
+    def prox_potential(self, theta: Theta, t: Tensor, step: Tensor | float) -> Tensor:
+        # u = s·v turns ½(u − t)² + step·s² ψ(u/s) into s² times the same for v and t/s.
+        return self.scale * self.base.prox_potential(theta, t / self.scale, step)
+
+    def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor | None:
+        return self.base.symbol(theta, curvature, shape)
+
+    def extra_channels(self, channels: int) -> int:
+        return self.base.extra_channels(channels)
+
+    def penalty(self, theta: Theta) -> Tensor | None:
+        return self.base.penalty(theta)
+
     def pictures(self, theta: Theta) -> Tensor | None:
         return self.base.pictures(theta)
+
+    def potentials(self, theta: Theta) -> Potentials | None:
+        found = self.base.potentials(theta)
+        if found is None:
+            return None
+        return Potentials(self.scale * found.t, self.scale**2 * found.values, found.weights)

@@ -111,3 +111,21 @@ def test_a_scale_is_positive() -> None:
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="positive"):
             Rescaled(small_tv(), scale)
+
+
+def test_every_method_of_a_regularizer_is_that_of_the_base_rescaled() -> None:
+    """A method left to the role would answer for a regularizer without it."""
+    public = {
+        name for name in dir(Regularizer) if not name.startswith("_") and callable(getattr(Regularizer, name))
+    }
+    assert public - set(vars(Rescaled)) <= {"example"}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_potentials_are_those_of_the_energy(scale: float) -> None:
+    base = small_foe("symmetric")
+    theta = base.prepare(initial(base))
+    plain, scaled = base.potentials(theta), Rescaled(base, scale).potentials(theta)
+    assert plain is not None and scaled is not None
+    torch.testing.assert_close(scaled.t / scale, plain.t)
+    torch.testing.assert_close(scaled.values, scale**2 * plain.values)
