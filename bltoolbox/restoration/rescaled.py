@@ -34,7 +34,6 @@ class Rescaled(Regularizer):
         self.convex = base.convex  # type: ignore[misc]
         self.smooth = base.smooth  # type: ignore[misc]
         self.uniform = base.uniform
-        self.uniform = base.uniform
 
     def offers(self, method: str) -> bool:
         return self.base.offers(method)
