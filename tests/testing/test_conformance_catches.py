@@ -926,6 +926,12 @@ WRONG = {
         "check_measurements refuses unusable measurements",
         "check_measurements accepts signed measurements, but",
     ),
+    "data term with pictures of no shape": (
+        "data_term",
+        "def pictures(self, theta): return theta['log_weight']",
+        "pictures can be drawn",
+        "pictures must be finite, of shape (N, C, H, W), got (1,)",
+    ),
     "noise in float32": (
         "noise",
         "def sample(self, t, generator): return super().sample(t, generator).float()",
