@@ -68,6 +68,7 @@ class Popen(subprocess.Popen[Any]):
         if server is None or not server.can(environment, streams):
             super()._execute_child(args, executable, *rest)  # type: ignore[misc]
             return
+        sys.audit("subprocess.Popen", args[0], args, asked["cwd"], asked["env"])
         request = _Request(
             [os.fsdecode(word) for word in args[3:]],
             os.path.abspath(asked["cwd"] or "."),
