@@ -109,7 +109,9 @@ def _measure(
     problem = replace(build_problem(recipe, registry), range=model.range)
     solver = build(recipe, "lower_solver", registry)
     samples = evaluation_samples(recipe, problem, registry)
-    if (sentence := replace(model, problem=problem).check(samples.shape)) is not None:
+    misfit = problem.check(samples.shape)
+    sentence = misfit[1] if misfit else replace(model, problem=problem).check_size(samples.shape)
+    if sentence is not None:
         raise UsageError(f"evaluation: {sentence}")
     theta = {name: value.to(samples.device, samples.dtype) for name, value in model.theta.items()}
     return restore(

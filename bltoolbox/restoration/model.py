@@ -120,7 +120,7 @@ class Model(Shown):
             raise BltError(
                 f"the operator needs context: {error}; give one row for each measurement"
             ) from error
-        if sentence := self.check(shape) or self.problem.data_term.check_measurements(batch):
+        if sentence := self.check_size(shape) or self.problem.data_term.check_measurements(batch):
             raise BltError(sentence)
         at = self.problem.restoring.at(self.theta, shape)
         tol = absolute(self.recipe.evaluation_tol, self.problem) if tol is None else tol
@@ -132,10 +132,8 @@ class Model(Shown):
         kind = given.dtype if given.is_floating_point() else x.dtype
         return (x if given.ndim == 4 else x[0]).to(given.device, kind)
 
-    def check(self, shape: Sequence[int]) -> str | None:
-        """A sentence if images of ``shape`` (C, H, W) cannot be restored: too small, or not of the size of θ."""
-        if (refusal := self.problem.check(shape)) is not None:
-            return refusal[1]
+    def check_size(self, shape: Sequence[int]) -> str | None:
+        """A sentence if θ is for images of one size only, and not for ``shape`` (C, H, W)."""
         misfit = self.shape and find_size_misfit(self.problem, self.theta, self.shape, shape)
         return f"{misfit[1]}; use images of that size" if misfit else None
 

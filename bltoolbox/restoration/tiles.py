@@ -360,7 +360,7 @@ class _Solver:
         problem = self.problem if operator is None else replace(self.problem, operator=operator)
         try:
             shape = problem.image_shape(model.theta, y)
-            if (sentence := model.check(shape)) is not None:
+            if (sentence := model.check_size(shape)) is not None:
                 raise BltError(sentence)
             at = problem.at(model.theta, shape)
             if operator is None:

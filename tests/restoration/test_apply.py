@@ -166,7 +166,7 @@ REFUSALS: dict[str, tuple[list[str], int, str]] = {
     "noise": (["toy.safetensors", "a.png", "--noise", "loud"], 2, "not a noise level"),
     "no noise": (["toy.safetensors", "a.png", "--noise", "0"], 2, "not a noise level"),
     "tol": (["toy.safetensors", "a.png", "--tol", "0"], 2, "--tol 0 is out of range"),
-    "truth": (["toy.safetensors", "a.png", "--truth", "none.png"], 2, "no file or folder none.png"),
+    "truth": (["toy.safetensors", "a.png", "--truth", "none.png"], 2, "none.png does not exist"),
     "one truth": (
         ["toy.safetensors", "a.png", "b.png", "--truth", "a.png"],
         2,

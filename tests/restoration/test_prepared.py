@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from pathlib import Path
 from types import ModuleType
@@ -43,9 +44,9 @@ def blt_components():
 def strict(cls):
     """Guard the methods of the role that the component implements."""
     role = next(base for base in cls.__mro__ if "kind" in vars(base))
-    for name in vars(role):
+    for name in dir(role):
         method = getattr(cls, name)
-        if inspect.isfunction(method) and method is not vars(role)[name] and name not in RAW:
+        if inspect.isfunction(method) and method is not getattr(role, name) and name not in RAW:
             if "theta" in inspect.signature(method).parameters:
                 setattr(cls, name, guarded(method, cls.__name__))
     return cls
@@ -112,9 +113,7 @@ RECIPE = [
 @pytest.fixture
 def components(install: Install) -> ModuleType:
     install("blt-strict", {"strict": "strict_components"}, {"strict_components": SOURCE})
-    import strict_components  # type: ignore[import-not-found]
-
-    return strict_components
+    return importlib.import_module("strict_components")
 
 
 def test_theta_is_prepared_wherever_it_is_computed_with(
