@@ -186,6 +186,8 @@ def _preload() -> None:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if not module.name.endswith("__main__") and ".testing" not in module.name:
                 importlib.import_module(module.name)
+    for name in ("skimage", "tifffile", "torchvision.datasets"):
+        importlib.import_module(name)
     from figures import sketch
 
     from bltoolbox.reports import writer
