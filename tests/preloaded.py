@@ -68,6 +68,7 @@ class Popen(subprocess.Popen[Any]):
         if server is None or not server.can(environment, streams):
             super()._execute_child(args, executable, *rest)  # type: ignore[misc]
             return
+        sys.audit("subprocess.Popen", args[0], args, asked["cwd"], asked["env"])
         request = _Request(
             [os.fsdecode(word) for word in args[3:]],
             os.path.abspath(asked["cwd"] or "."),
@@ -185,6 +186,8 @@ def _preload() -> None:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if not module.name.endswith("__main__") and ".testing" not in module.name:
                 importlib.import_module(module.name)
+    for name in ("skimage", "tifffile", "torchvision.datasets"):
+        importlib.import_module(name)
     from figures import sketch
 
     from bltoolbox.reports import writer

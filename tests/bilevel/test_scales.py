@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,15 @@ def test_training_works_without_hand_tuning(method: str, count: int, name: str) 
     assert full_loss(result, result.last) <= 0.8 * before
 
 
+@cache
+def path_of_foe(method: str, scale: float) -> RunResult:
+    return trained(method, REGULARIZERS["foe"], 5, dtype="float64", loss_scale=scale)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_the_scale_of_the_loss_does_not_change_the_path(method: str, scale: float) -> None:
-    options = {"regularizer": REGULARIZERS["foe"], "steps": 5, "dtype": "float64"}
-    plain = trained(method, **options)
-    scaled = trained(method, loss_scale=scale, **options)
+    plain, scaled = path_of_foe(method, 1.0), path_of_foe(method, scale)
     for name, value in plain.last.items():
         torch.testing.assert_close(scaled.last[name], value, rtol=1e-9, atol=1e-9)
     losses = zip(plain.history, scaled.history, strict=True)
@@ -89,27 +93,29 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def path_of_numbers(method: str, scale: float) -> RunResult:
+    options = dict(NUMBERS[method])
+    if "step" in options:
+        options["step"] /= scale
+    settings = {
+        "data": {"name": "dead-leaves", "count": 4, "size": 16},
+        "regularizer": {"name": "foe", "filters": 4, "kernel_size": 3},
+        "sampler": "full",
+        "upper_optimizer": {"name": method, "tol": 0.05, "adjoint_tol": 0.1} | options,
+        "validation": {"count": 0},
+        "certificates": {"bound": "none"},
+        "dtype": "float64",
+        "budget": {"steps": 4},
+        "loss_scale": scale,
+    }
+    return run(recipe_from_dict(settings))
+
+
 @pytest.mark.parametrize("method", NUMBERS)
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_accuracies_that_are_numbers_scale_with_the_loss(method: str, scale: float) -> None:
-    def path(scale: float) -> RunResult:
-        options = dict(NUMBERS[method])
-        if "step" in options:
-            options["step"] /= scale
-        settings = {
-            "data": {"name": "dead-leaves", "count": 4, "size": 16},
-            "regularizer": {"name": "foe", "filters": 4, "kernel_size": 3},
-            "sampler": "full",
-            "upper_optimizer": {"name": method, "tol": 0.05, "adjoint_tol": 0.1} | options,
-            "validation": {"count": 0},
-            "certificates": {"bound": "none"},
-            "dtype": "float64",
-            "budget": {"steps": 4},
-            "loss_scale": scale,
-        }
-        return run(recipe_from_dict(settings))
-
-    plain, scaled = path(1.0), path(scale)
+    plain, scaled = path_of_numbers(method, 1.0), path_of_numbers(method, scale)
     for name, value in plain.last.items():
         torch.testing.assert_close(scaled.last[name], value, rtol=1e-9, atol=1e-9)
     assert [one["adjoint_tol"] for one in plain.history] == [one["adjoint_tol"] for one in scaled.history]

@@ -6,9 +6,12 @@ user's command would.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from conftest import ROOT
 from PIL import Image
 
 from bltoolbox import Model, resume, run
+from bltoolbox.bilevel.events import Listener
 from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.reports import writer
@@ -30,6 +34,8 @@ from bltoolbox.restoration.pictures.kernels import parse_kernel
 from bltoolbox.runs.history import RunHistory, expand, glance
 from bltoolbox.runs.watch import Watched
 from bltoolbox.training.assemble import assemble
+from bltoolbox.training.driver import resume_in
+from bltoolbox.training.resume import reopen
 from bltoolbox.training.sweep.grid import parse_grid
 from bltoolbox.training.sweep.plan import Sweep, plan
 
@@ -76,6 +82,10 @@ class Format:
     seeds: list[bytes] = field(default_factory=list)
     #: Cases in the ordinary tests: fewer where reading takes long.
     few: int = 30
+    #: Reads the file without the computations that follow; a long campaign does this in most cases.
+    brief: Callable[[Path], object] | None = None
+    #: Of the cases of a long campaign: fewer where reading takes long.
+    share: int = 6
 
 
 def surroundings(folder: Path) -> None:
@@ -144,16 +154,42 @@ def look(folder: Path) -> None:
     as_dict(compare([history]))
 
 
+def look_briefly(folder: Path) -> None:
+    """The same without pages and tables."""
+    path = folder / "run"
+    glance(path, RunHistory.read(path).recipe)
+    Watched(path).look().as_dict()
+
+
 def go_on(folder: Path) -> None:
     """All of ``blt resume``, on a copy."""
-    copy = folder / "copy"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder / "run", copy)
     draw, writer.draw = writer.draw, (lambda result, folder: [])
     try:
-        resume(copy, ["budget.steps=3"])
+        resume(_copy(folder), ["budget.steps=3"])
     finally:
         writer.draw = draw
+
+
+class _Enough(Exception):
+    """The first step after a checkpoint is done."""
+
+
+class _OneStep(Listener):
+    def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
+        raise _Enough
+
+
+def go_on_briefly(folder: Path) -> None:
+    """``blt resume`` for one step, on a copy."""
+    with reopen(_copy(folder), ["budget.steps=3"], REGISTRY) as reopened, contextlib.suppress(_Enough):
+        resume_in(reopened.directory, reopened.experiment, [_OneStep()])
+
+
+def _copy(folder: Path) -> Path:
+    place = folder / "copy"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(folder / "run", place)
+    return place
 
 
 def look_and_assemble(folder: Path) -> None:
@@ -161,9 +197,19 @@ def look_and_assemble(folder: Path) -> None:
     assemble(load_recipe(folder / "run" / "resolved.yaml", (), REGISTRY), REGISTRY)
 
 
+def look_and_assemble_briefly(folder: Path) -> None:
+    look_briefly(folder)
+    assemble(load_recipe(folder / "run" / "resolved.yaml", (), REGISTRY), REGISTRY)
+
+
 def look_and_go_on(folder: Path) -> None:
     look(folder)
     go_on(folder)
+
+
+def look_and_go_on_briefly(folder: Path) -> None:
+    look_briefly(folder)
+    go_on_briefly(folder)
 
 
 def read_theta(folder: Path) -> None:
@@ -175,6 +221,17 @@ def read_theta(folder: Path) -> None:
 def read_sweep(folder: Path) -> None:
     expand([folder / "sweep"])
     _sweep(folder)
+
+
+def read_sweep_briefly(folder: Path) -> None:
+    """The same with cells that are planned once."""
+    expand([folder / "sweep"])
+    Sweep(folder / "sweep", copy.deepcopy(_planned(folder)), REGISTRY)
+
+
+@cache
+def _planned(folder: Path) -> Any:
+    return plan(str(folder / "tiny.yaml"), parse_grid(["seed=0,1"]), REGISTRY)
 
 
 def _recipe(**changes: Any) -> Recipe:
@@ -224,24 +281,67 @@ def formats() -> list[Format]:
             [*PIECES, b"=", b"\na.b.c=1\n", b"\ndata.path=x\n"],
             few=100,
         ),
-        Format("resolved", "run/resolved.yaml", look_and_assemble, to.of_yaml, PIECES, few=12),
-        Format("status", "run/status.json", look_and_go_on, to.of_json, few=8),
-        Format("environment", "run/env.json", look_and_go_on, to.of_json, few=8),
-        Format("metrics", "run/metrics.jsonl", look, to.of_lines, few=10),
-        Format("timings", "run/timings.jsonl", look, to.of_lines, few=10),
-        Format("checks", "run/checks.jsonl", look, to.of_lines, few=10),
-        Format("pictures of a run", "run/images/evaluation.json", look, to.of_json, few=8),
-        Format("metrics resumed", "run/metrics.jsonl", go_on, to.of_lines, few=6),
-        Format("checkpoint", "run/checkpoints/state-*.ckpt", go_on, to.of_checkpoint, few=14),
-        Format("warm starts", "run/checkpoints/warm-*.ckpt", go_on, to.of_checkpoint, few=8),
+        Format(
+            "resolved",
+            "run/resolved.yaml",
+            look_and_assemble,
+            to.of_yaml,
+            PIECES,
+            few=12,
+            brief=look_and_assemble_briefly,
+            share=2,
+        ),
+        Format(
+            "status",
+            "run/status.json",
+            look_and_go_on,
+            to.of_json,
+            few=8,
+            brief=look_and_go_on_briefly,
+            share=1,
+        ),
+        Format(
+            "environment",
+            "run/env.json",
+            look_and_go_on,
+            to.of_json,
+            few=8,
+            brief=look_and_go_on_briefly,
+            share=1,
+        ),
+        Format("metrics", "run/metrics.jsonl", look, to.of_lines, few=10, brief=look_briefly, share=4),
+        Format("timings", "run/timings.jsonl", look, to.of_lines, few=10, brief=look_briefly, share=4),
+        Format("checks", "run/checks.jsonl", look, to.of_lines, few=10, brief=look_briefly, share=4),
+        Format("pictures of a run", "run/images/evaluation.json", look, to.of_json, few=8, share=2),
+        Format(
+            "metrics resumed", "run/metrics.jsonl", go_on, to.of_lines, few=6, brief=go_on_briefly, share=1
+        ),
+        Format(
+            "checkpoint",
+            "run/checkpoints/state-*.ckpt",
+            go_on,
+            to.of_checkpoint,
+            few=14,
+            brief=go_on_briefly,
+            share=2,
+        ),
+        Format(
+            "warm starts",
+            "run/checkpoints/warm-*.ckpt",
+            go_on,
+            to.of_checkpoint,
+            few=8,
+            brief=go_on_briefly,
+            share=2,
+        ),
         Format("theta", "run/theta.safetensors", read_theta, to.of_safetensors, few=20),
-        Format("sweep", "sweep/sweep.json", read_sweep, to.of_json, few=8),
+        Format("sweep", "sweep/sweep.json", read_sweep, to.of_json, few=8, brief=read_sweep_briefly, share=2),
         Format("array", "images.npy", read_array, to.of_npy, few=30),
         Format("groups", "images.csv", read_array, to.of_csv, few=15),
         Format("mask", "mask.npy", read_mask, to.of_npy, few=15),
-        Format("kernel", "kernel.npy", read_kernel, to.of_npy, few=20),
+        Format("kernel", "kernel.npy", read_kernel, to.of_npy, few=20, share=8),
     ]
     meanings = {".png": to.of_png, ".tif": to.of_tiff, ".jpg": to.of_jpeg}
     for name in ("rgb.png", "deep.png", "rgb.tif", "deep.tif", "rgb.jpg"):
-        found.append(Format(name, f"pictures/{name}", reader_of(name), meanings[Path(name).suffix]))
+        found.append(Format(name, f"pictures/{name}", reader_of(name), meanings[Path(name).suffix], share=8))
     return found

@@ -38,7 +38,7 @@ def test_each_kind_installs_is_listed_and_runs_as_generated(written: dict[str, P
     small = ("budget={steps: 2}", "evaluation=", "-q")
     runs = [("run", str(folder / "recipe.yaml"), *small, "-o", name) for name, folder in written.items()]
     checks = [("check", name) for name in written]
-    (_, listed, _), *rest = environment.blt(("list", "--json"), *runs, *checks, cwd=tmp_path)
+    (_, listed, _), *rest = environment.blt(("list", "--json"), *runs, *checks, cwd=tmp_path, figures=False)
     found = {(one["distribution"], one["kind"], one["name"]) for one in json.loads(listed)}
     for kind, name in NAMES.items():
         assert (name, kind, name) in found
