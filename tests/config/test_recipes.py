@@ -32,6 +32,8 @@ def small(path: Path) -> Recipe:
     recipe = load_recipe(path)
     if recipe.evaluation is not None:
         overrides.append("evaluation={name: dead-leaves, count: 1, size: 24, seed: 1}")
+    if recipe.operator.name == "ct":  # it is for images of one size
+        overrides.append("operator.size=24")
     if "size" in recipe.sampler.options:
         overrides.append("sampler.size=2")
     return load_recipe(path, overrides)

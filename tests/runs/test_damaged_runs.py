@@ -326,7 +326,7 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
     "watch --json": lambda run, place: ["watch", str(run), "--json"],
     "report": lambda run, place: ["report", str(run), "-o", str(place / "page.html")],
     "compare": lambda run, place: ["compare", str(run), "-o", str(place / "figure.svg")],
-    "compare --json": lambda run, place: ["compare", str(run), "--json"],
+    "compare --json": lambda run, place: ["compare", str(run), "--json", "-o", str(place / "figure.svg")],
     "compare --at": lambda run, place: ["compare", str(run), "--at", "99", "-o", str(place / "figure.svg")],
     "evaluate": lambda run, place: ["evaluate", str(run), "--json"],
     "apply": lambda run, place: ["apply", str(run), str(place / "picture.png"), "-o", str(place / "out.png")],
