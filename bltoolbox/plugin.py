@@ -15,6 +15,9 @@ from bltoolbox.config.hooks import Component as Component
 from bltoolbox.config.hooks import hookimpl as hookimpl
 
 if TYPE_CHECKING:
+    from bltoolbox.bilevel.blocks import BlockDraws as BlockDraws
+    from bltoolbox.bilevel.derivatives import Linearization as Linearization
+    from bltoolbox.bilevel.derivatives import gradients_of as gradients_of
     from bltoolbox.bilevel.events import Listener as Listener
     from bltoolbox.bilevel.fusion import Fused as Fused
     from bltoolbox.bilevel.linear import ConjugateGradients as ConjugateGradients
@@ -24,13 +27,13 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.linear import solve_linear as solve_linear
     from bltoolbox.bilevel.linear import sweep as sweep
     from bltoolbox.bilevel.problem import Composite as Composite
-    from bltoolbox.bilevel.problem import Linearization as Linearization
     from bltoolbox.bilevel.problem import Lower as Lower
     from bltoolbox.bilevel.problem import Tasks as Tasks
     from bltoolbox.bilevel.problem import Upper as Upper
     from bltoolbox.bilevel.records import Accuracy as Accuracy
     from bltoolbox.bilevel.records import Ask as Ask
     from bltoolbox.bilevel.records import Batch as Batch
+    from bltoolbox.bilevel.records import BiasLimit as BiasLimit
     from bltoolbox.bilevel.records import Bound as Bound
     from bltoolbox.bilevel.records import Constants as Constants
     from bltoolbox.bilevel.records import Counter as Counter
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.roles import Sampler as Sampler
     from bltoolbox.bilevel.roles import SolverState as SolverState
     from bltoolbox.bilevel.roles import UpperOptimizer as UpperOptimizer
+    from bltoolbox.bilevel.saddle import Blocks as Blocks
+    from bltoolbox.bilevel.saddle import Saddle as Saddle
+    from bltoolbox.bilevel.saddle import optimality as optimality
     from bltoolbox.bilevel.tensors import Constant as Constant
     from bltoolbox.bilevel.tensors import dot as dot
     from bltoolbox.bilevel.tensors import expand as expand
@@ -114,6 +120,8 @@ if TYPE_CHECKING:
 
 #: Names by the module that defines them.
 _HOME = {
+    "bltoolbox.bilevel.blocks": ("BlockDraws",),
+    "bltoolbox.bilevel.derivatives": ("Linearization", "gradients_of"),
     "bltoolbox.bilevel.events": ("Listener",),
     "bltoolbox.bilevel.fusion": ("Fused",),
     "bltoolbox.bilevel.linear": (
@@ -124,11 +132,12 @@ _HOME = {
         "solve_linear",
         "sweep",
     ),
-    "bltoolbox.bilevel.problem": ("Composite", "Linearization", "Lower", "Tasks", "Upper"),
+    "bltoolbox.bilevel.problem": ("Composite", "Lower", "Tasks", "Upper"),
     "bltoolbox.bilevel.records": (
         "Accuracy",
         "Ask",
         "Batch",
+        "BiasLimit",
         "Bound",
         "Constants",
         "Counter",
@@ -156,6 +165,7 @@ _HOME = {
         "SolverState",
         "UpperOptimizer",
     ),
+    "bltoolbox.bilevel.saddle": ("Blocks", "Saddle", "optimality"),
     "bltoolbox.bilevel.tensors": (
         "Constant",
         "dot",

@@ -230,6 +230,8 @@ class Certificate:
         for name, parts, certified in kinds:
             if parts:
                 values = torch.cat(parts).double()
+                if name == "distance" and not bool(torch.isfinite(values).all()):
+                    continue  # not measured
                 found |= {f"{name}_sum": float(values.sum()), f"{name}_max": float(values.max())}
                 found |= {f"{name}_count": len(values), f"{name}_certified": certified}
         return found

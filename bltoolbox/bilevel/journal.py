@@ -18,8 +18,10 @@ from bltoolbox.bilevel.records import HypergradientResult, Scales, Value
 from bltoolbox.errors import BltError
 
 Answer = Value | HypergradientResult | Scales | None
-#: Solutions with their samples, chunk by chunk.
-Trial = list[tuple[list[int], Tensor]]
+#: Solutions, and what the solver persists, by their stores and with their samples, chunk by chunk.
+Trial = list[tuple[list[int], dict[str, Tensor]]]
+#: The store of solutions.
+SOLUTIONS = "solutions"
 
 
 class Journal:
@@ -62,7 +64,10 @@ class Journal:
         found = {}
         for number, (_, answer) in enumerate(self._entries):
             if isinstance(answer, Value) and answer.trial:
-                found[number] = [(list(samples), x.cpu()) for samples, x in answer.trial]
+                found[number] = [
+                    (list(samples), {name: part.cpu() for name, part in rows.items()})
+                    for samples, rows in answer.trial
+                ]
         return found
 
     def restore(
@@ -72,19 +77,21 @@ class Journal:
         device: torch.device,
         lives_here: Callable[[int], bool] = lambda sample: True,
     ) -> None:
-        """What ``pack`` and, on each rank, ``trials`` gave, to be replayed from the start."""
+        """What ``pack`` and, on each rank, ``trials`` gave, to be replayed from the start.
+
+        In earlier formats a trial has the solutions alone.
+        """
         self._entries = []
         for number, entry in enumerate(entries):
             held = [
                 part for one in (entry.get("trial", []), *(t.get(number, []) for t in trials)) for part in one
             ]
             trial = []
-            for samples, x in held:
-                mine = [k for k, sample in enumerate(samples) if lives_here(sample)]
-                if len(mine) == len(samples):
-                    trial.append((samples, x.to(device)))
-                elif mine:
-                    trial.append(([samples[k] for k in mine], x[mine].to(device)))
+            for samples, content in held:
+                rows = {SOLUTIONS: content} if isinstance(content, Tensor) else content
+                if mine := [k for k, sample in enumerate(samples) if lives_here(sample)]:
+                    here = {name: part[mine].to(device) for name, part in rows.items()}
+                    trial.append(([samples[k] for k in mine], here))
             self._entries.append((entry["question"], _unpack(entry, trial, device)))
         self._position = 0
 

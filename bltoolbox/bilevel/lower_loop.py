@@ -7,6 +7,7 @@ recomputed from x before a sample is declared finished, and the solver restarts 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from bltoolbox.bilevel.memory import WHILE, return_freed_memory
 from bltoolbox.bilevel.problem import Lower
-from bltoolbox.bilevel.records import Solution, Status
+from bltoolbox.bilevel.records import Rows, Solution, Status
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import detached, ordinary, put, take
+from bltoolbox.errors import BltError
 
 _RUNNING = -1
 _STATUSES = tuple(Status)
@@ -71,18 +73,21 @@ def solve(
     limit: int = 2000,
     check_every: int | None = None,
     ending: Status = Status.LIMIT,
+    kept: Rows | None = None,
+    with_state: bool = False,
 ) -> Solution:
     """Run ``solver`` on each sample from ``x0`` until ``lower.residual(x) ≤ tol``.
 
     ``tol`` bounds the gradient norm; a distance ε asks for μ ε. Every ``check_every`` iterations (1 on CPU, 4 where a
     look at the residual makes the host wait for a device) finished samples leave. ``ending`` is the status of a
     sample that has spent ``limit`` iterations: with ``Status.STEPS`` that many were asked for, and only NaN ends it
-    earlier.
+    earlier. ``kept`` is what the solver persists of earlier solves; the solution has its state only ``with_state``.
 
     Not differentiable: the solution is detached from ``x0``, y and θ. Works inside ``torch.inference_mode``.
     """
     with detached():
-        return _solve(solver, lower, ordinary(x0.detach()), tol, limit, check_every, ending)
+        x0 = ordinary(x0.detach())
+        return _solve(solver, lower, x0, tol, limit, check_every, ending, kept or {}, with_state)
 
 
 def _solve(
@@ -93,12 +98,14 @@ def _solve(
     limit: int,
     check_every: int | None,
     ending: Status,
+    kept: Rows,
+    with_state: bool,
 ) -> Solution:
     return_freed_memory(after=WHILE)
     tol = torch.as_tensor(tol, dtype=x0.dtype, device=x0.device).expand(len(x0))
     every = check_every or (1 if x0.device.type == "cpu" else 4)
-    out = _Output(x0, lower.mu)
-    state = solver.init(lower, x0, {})
+    out = _Output(x0, lower.mu, solver.outcome if with_state else None)
+    state = solver.init(lower, x0, kept)
     progress = _Progress.begin(state.residual, tol)
     for iteration in range(limit + 1):
         if iteration % every == 0 or iteration == limit:
@@ -119,16 +126,21 @@ def _solve(
 def _judge(
     lower: Lower, residual: Tensor, progress: _Progress, iteration: int, last: Status | None, counted: bool
 ) -> Tensor:
-    """A status code per sample, later rules taking precedence; where steps are ``counted`` only NaN is judged."""
+    """A status code per sample, later rules taking precedence; where steps are ``counted`` only NaN is judged.
+
+    An infinite residual was not measured, or the iterates overflow: then NaN follows, or nothing is ever measured.
+    """
     verdict = torch.full_like(progress.active, _RUNNING if last is None else _CODE[last])
     if counted:
-        return torch.where(torch.isfinite(residual), verdict, _CODE[Status.NOT_FINITE])
+        return torch.where(torch.isnan(residual), _CODE[Status.NOT_FINITE], verdict)
     if iteration >= _PATIENCE:
         verdict = torch.where(progress.since >= _patience(lower), _CODE[Status.STALLED], verdict)
+    infinite = torch.isinf(residual)
+    far = (residual > _DIVERGENCE * progress.first) & (residual > progress.tol)
     rules = (
         (Status.CONVERGED, residual <= progress.tol),
-        (Status.DIVERGED, (residual > _DIVERGENCE * progress.first) & (residual > progress.tol)),
-        (Status.NOT_FINITE, ~torch.isfinite(residual)),
+        (Status.DIVERGED, far & ~infinite),
+        (Status.NOT_FINITE, torch.isnan(residual) | (infinite & (verdict != _RUNNING))),
     )
     for status, hit in rules:
         verdict = torch.where(hit, _CODE[status], verdict)
@@ -159,7 +171,8 @@ def _verify(
     strike = residual[wrong] > 0.9 * progress.verified[back]
     progress.strikes[back] = torch.where(strike, progress.strikes[back] + 1, 0)
     progress.verified[back] = residual[wrong]
-    state = put(state, back, solver.init(lower.take(back), state.x[back], {}))
+    kept = {name: getattr(state, name)[back] for name in solver.persists(lower)}
+    state = put(state, back, solver.init(lower.take(back), state.x[back], kept))
     state = replace(state, residual=state.residual.index_put((back,), residual[wrong]))
     given_up = progress.strikes[back] >= _STRIKES
     onwards = _CODE[Status.LIMIT] if last else _RUNNING
@@ -169,8 +182,10 @@ def _verify(
 class _Output:
     """Results, in the order of the original batch."""
 
-    def __init__(self, x0: Tensor, mu: Tensor) -> None:
+    def __init__(self, x0: Tensor, mu: Tensor, outcome: Callable[[Any], Any] | None) -> None:
         self.mu = mu
+        self.outcome = outcome
+        self.state: Any = None
         self.x = x0.clone()
         self.residual = torch.full((len(x0),), float("nan"), dtype=x0.dtype, device=x0.device)
         self.iterations = torch.zeros(len(x0), dtype=torch.long, device=x0.device)
@@ -186,11 +201,36 @@ class _Output:
         self.residual[target] = state.residual[done]
         self.iterations[target] = iteration
         self.code[target] = verdict[done]
+        if self.outcome is not None:
+            self._scatter(target, self.outcome(take(state, done)))
         rest = torch.nonzero(verdict == _RUNNING).flatten()
         progress.keep(rest)
         return lower.take(rest), take(state, rest)
 
+    def _scatter(self, target: Tensor, part: Any) -> None:
+        """Write the states of finished samples to their rows of the batch."""
+        if len(target) == len(self.x):
+            self.state = part
+            return
+        if self.state is None:
+            rows = {
+                entry.name: value.new_zeros(len(self.x), *value.shape[1:])
+                for entry in fields(part)
+                if isinstance(value := getattr(part, entry.name), Tensor)
+            }
+            self.state = replace(part, **rows)
+        for entry in fields(part):
+            value, whole = getattr(part, entry.name), getattr(self.state, entry.name)
+            if not isinstance(value, Tensor):
+                continue
+            if value.shape[1:] != whole.shape[1:]:
+                raise BltError(
+                    f"the field {entry.name!r} of {type(part).__name__} changes its shape between iterations, so the"
+                    " states of samples cannot be put together; give it one shape in outcome()"
+                )
+            whole[target] = value
+
     def solution(self) -> Solution:
         status = tuple(_STATUSES[code] for code in self.code.tolist())
         distance = self.residual / torch.where(self.mu > 0, self.mu, torch.nan)
-        return Solution(self.x, self.residual, distance, self.iterations, status)
+        return Solution(self.x, self.residual, distance, self.iterations, status, self.state)

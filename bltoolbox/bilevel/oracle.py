@@ -25,25 +25,22 @@ from bltoolbox.bilevel.bounds import (
     BoundKind,
     Certificate,
     certificate_of,
-    estimate_bound,
     estimate_mu,
-    gradient_norms,
     knows_mu,
 )
-from bltoolbox.bilevel.journal import Journal
+from bltoolbox.bilevel.differentiator import Differentiator, named
+from bltoolbox.bilevel.journal import SOLUTIONS, Journal, Trial
+from bltoolbox.bilevel.kept import MEMORY, SOLVER, Kept
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.penalty import add_penalty, penalty_at, penalty_gradient
 from bltoolbox.bilevel.problem import Lower, Tasks
 from bltoolbox.bilevel.records import (
     Accuracy,
-    Ask,
     Batch,
     Cost,
     Counter,
     Effort,
-    Estimate,
     HypergradientResult,
-    Rows,
     Scales,
     Solution,
     Status,
@@ -60,8 +57,6 @@ from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import NumericalError
 
-#: Prefix of the names of an estimator's stores.
-MEMORY = "memory."
 #: Accuracy, relative to the first gradient norm, of solves that only determine sizes.
 _ROUGH = 0.1
 
@@ -87,6 +82,7 @@ class BilevelOracle:
         bound: BoundKind = "none",
         bound_every: int = 1,
         wants: str | None = None,
+        seed: int = 0,
         before_call: Callable[[Cost], None] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -102,6 +98,8 @@ class BilevelOracle:
         self.bound_every = bound_every
         #: What a hypergradient reports about each sample: ``loss``, ``slope``, ``gradient`` or nothing.
         self.wants = wants
+        #: For the draws of a stochastic estimator.
+        self.seed = seed
         self.before_call = before_call
         self.after_call: Callable[[], None] | None = None
         self.cost = Cost()
@@ -113,22 +111,41 @@ class BilevelOracle:
         #: The last answer, for the log and for the loop's guards.
         self.latest: HypergradientResult | None = None
         self.ranks = ranks
-        #: Everything that is stored per task: solutions, constants for error bounds, and the estimator's memory.
+        #: Everything that is stored per task: solutions, constants for error bounds, and what components keep.
         self.stores = Stores(len(tasks), ranks)
-        self.solutions = self.stores["solutions"]
+        self.solutions = self.stores[SOLUTIONS]
         self.lipschitz_estimates = self.stores["lipschitz"]
-        self._memory: Rows | None = None
+        self._kept: tuple[Kept, Kept] | None = None
 
     def store(self, name: str) -> Store:
         """The rows of one name, created on first use."""
         return self.stores[name]
 
-    def memory(self, theta: Theta) -> Rows:
-        """What the estimator keeps of each task, by empty examples."""
-        if self._memory is None:
-            lower, _ = self.tasks.at(theta, Counter()).on([0])
-            self._memory = dict(self.hypergradient.keeps(lower))
-        return self._memory
+    @property
+    def needs_inverse(self) -> bool:
+        """Whether the estimator uses the inverse Hessian that the solver builds."""
+        wanted = "inverse" in self.hypergradient.requires.get("lower_solver", ())
+        return wanted and self.solver.offers("inverse")
+
+    def kept(self, theta: Theta) -> tuple[Kept, Kept]:
+        """What the estimator and the solver keep of each task."""
+        if self._kept is None:
+            lower, upper = self.tasks.at(theta, Counter()).on([0])
+            estimator, solver = type(self.hypergradient).__name__, type(self.solver).__name__
+            self._kept = (
+                Kept(
+                    f"hypergradient {estimator}", MEMORY, self.hypergradient.keeps(lower, upper), self.stores
+                ),
+                Kept(f"lower-level solver {solver}", SOLVER, self.solver.persists(lower), self.stores),
+            )
+        return self._kept
+
+    def persisted(self, solution: Solution) -> dict[str, Tensor]:
+        """The fields of a solution's state that are kept, by store."""
+        if self._kept is None or not self._kept[1].examples or solution.state is None:
+            return {}
+        fields = {name: getattr(solution.state, name) for name in self._kept[1].examples}
+        return self._kept[1].rows_of(fields, len(solution.x))
 
     def on(self, batch: Batch) -> BatchOracle:
         """The oracle of f_v for the weights of ``batch``."""
@@ -143,30 +160,38 @@ class BilevelOracle:
             lower, upper = at.on(ids)
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
             start = self.solutions.get(ids, lower.start())
-            yield Chunk(ids, places, weights.to(start.device) / len(self.tasks), lower, upper, start)
+            kept = self.kept(theta)[1].get(ids)
+            yield Chunk(ids, places, weights.to(start.device) / len(self.tasks), lower, upper, start, kept)
 
-    def minimise(self, lower: Lower, start: Tensor, effort: Effort) -> Solution:
+    def minimise(self, lower: Lower, start: Tensor, effort: Effort, **options: Any) -> Solution:
         """x̃ with ‖x̃ − x̂‖ ≤ tol where μ > 0 is known, ‖∇h‖ ≤ tol elsewhere; or after a number of iterations."""
         if isinstance(effort, Steps):
-            return solve(self.solver, lower, start, 0.0, limit=effort.count, ending=Status.STEPS)
-        return solve(self.solver, lower, start, lower.gradient_tol(effort.tol), limit=self.iteration_limit)
+            return solve(self.solver, lower, start, 0.0, limit=effort.count, ending=Status.STEPS, **options)
+        tol = lower.gradient_tol(effort.tol)
+        return solve(self.solver, lower, start, tol, limit=self.iteration_limit, **options)
 
     def solve(self, chunk: Chunk, effort: Effort) -> Solution:
         """The solutions of a chunk; a status without a usable solution is an error."""
-        solution = self.minimise(chunk.lower, chunk.start, effort)
+        with_state = bool(chunk.kept) or self.needs_inverse
+        solution = self.minimise(chunk.lower, chunk.start, effort, kept=chunk.kept, with_state=with_state)
         self.slowest.add(chunk.positions, solution.iterations.tolist())
+        self.require_solved(solution, chunk.samples)
+        return solution
+
+    def require_solved(self, solution: Solution, samples: Sequence[int]) -> None:
+        """Raise if a sample has no usable solution; after a number of iterations only NaN is unusable."""
         fatal = [Status.NOT_FINITE, Status.DIVERGED, Status.LIMIT]
         if self.strict:
             fatal.append(Status.STALLED)
         for status in fatal:
-            if bad := [i for i, s in zip(chunk.samples, solution.status, strict=True) if s is status]:
+            if bad := [i for i, s in zip(samples, solution.status, strict=True) if s is status]:
                 name = type(self.solver).__name__
-                raise NumericalError(f"lower-level solver {name}, samples {_short(bad)}: {status.value}")
-        return solution
+                raise NumericalError(f"lower-level solver {name}, samples {named(bad)}: {status.value}")
 
-    def new_certificate(self) -> Certificate:
-        """For the next hypergradient: with the error bound if it is due."""
-        due = self.cost.hypergradients % self.bound_every == 0
+    def new_certificate(self, together: bool = False) -> Certificate:
+        """For the next hypergradient: with the error bound if it is due. There is none of iterates that are updated
+        ``together``, since z belongs to the previous ones."""
+        due = not together and self.cost.hypergradients % self.bound_every == 0
         return Certificate(self.bound if due else "none")
 
     def charge(self, cost: Cost) -> None:
@@ -231,8 +256,9 @@ class BatchOracle:
         if journal.replaying:
             journal.replay("accept")
             return
-        for samples, x in value.trial or ():
-            self._oracle.solutions.put(samples, x)
+        for samples, rows in value.trial or ():
+            for name, part in rows.items():
+                self._oracle.stores[name].put(samples, part)
         journal.append("accept", None)
 
     def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
@@ -313,10 +339,10 @@ class BatchOracle:
         tasks = self._oracle.tasks
         if store == "lipschitz":
             return torch.empty((0, 2), dtype=torch.float64, device=tasks.device)
-        if store == "solutions":
+        if store == SOLUTIONS:
             return torch.empty((0, *tasks.shape), dtype=tasks.dtype, device=tasks.device)
-        assert self._oracle._memory is not None
-        return self._oracle._memory[store.removeprefix(MEMORY)]
+        assert self._oracle._kept is not None
+        return next(kept.likes[store] for kept in self._oracle._kept if store in kept.likes)
 
     def _scales(self, theta: Theta) -> Scales:
         oracle = self._oracle
@@ -333,52 +359,58 @@ class BatchOracle:
 
     def _value(self, theta: Theta, effort: Effort, bound: bool) -> Value:
         oracle = self._oracle
-        trial: list[tuple[Sequence[int], Tensor]] = []
-        row = math.prod(oracle.tasks.shape) * oracle.tasks.dtype.itemsize
+        trial: Trial = []
+        kept = oracle.kept(theta)[1]
+        row = math.prod(oracle.tasks.shape) * oracle.tasks.dtype.itemsize + kept.row_bytes
         large = len(self._batch.ids) * row > MAPPED
 
         def add(chunk: Chunk, tally: Tally) -> None:
             solution = oracle.solve(chunk, effort)
             tally.solved(chunk, solution, self._mu(chunk, solution, bound, tally))
-            trial.append(
-                (chunk.samples, mapped_copy(solution.x, oracle.solutions.folder) if large else solution.x)
-            )
+            rows = {SOLUTIONS: solution.x} | oracle.persisted(solution)
+            if large:
+                rows = {name: mapped_copy(part, oracle.stores.folder) for name, part in rows.items()}
+            trial.append((list(chunk.samples), rows))
 
-        with self._hosting("value", theta, "solutions"):
+        names = (SOLUTIONS, *kept.names)
+        with self._hosting("value", theta, *names):
             total = self._tally("value", theta, add)
         oracle.charge(Cost(line_search=total.cost.lower_iterations))
         if total.failed:
             # A trial θ where nothing can be computed is worse than any other: a line search continues.
             return total.as_value()
-        self._share.bring_home(oracle.ranks, trial, self._like("solutions"))
+        self._share.bring_home(oracle.ranks, trial, {name: self._like(name) for name in names})
         return add_penalty(total.as_value(trial), penalty_at(oracle.problem, theta))
 
     def _hypergradient(
         self, theta: Theta, effort: Effort, adjoint: Effort, bound: bool, together: bool
     ) -> HypergradientResult:
         oracle = self._oracle
-        certificate, memory = oracle.new_certificate(), oracle.memory(theta)
-        gives_adjoint = oracle.hypergradient.gives_adjoint
+        certificate, (memory, kept) = oracle.new_certificate(together), oracle.kept(theta)
+        gives_adjoint = oracle.hypergradient.gives_adjoint and not together
+        differentiate = Differentiator(oracle, memory, effort, adjoint, together)
         z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
         seen = torch.zeros(0 if oracle.wants is None else len(self._batch.ids), dtype=torch.float64)
 
         def add(chunk: Chunk, tally: Tally) -> None:
-            solution = oracle.solve(chunk, effort)
+            tally.first &= not oracle.solutions.has_any(chunk.samples)
+            solution, estimate = differentiate(chunk)
             wanted = bound or certificate.wants_estimate
             mu = self._mu(chunk, solution, bound or (wanted and gives_adjoint), tally)
             loss, slope = tally.solved(chunk, solution, mu)
-            estimate = self._estimate(chunk, solution.x, memory, adjoint, together)
             for name, part in estimate.gradient.items():
                 z[name] += part.double()
             tally.differentiated(estimate)
             if oracle.wants is not None:
-                seen[list(chunk.positions)] = self._seen(chunk, solution, estimate, loss, slope)
-            estimated = self._estimated_bound(chunk, solution, estimate, mu) if wanted else None
+                seen[list(chunk.positions)] = differentiate.seen(chunk, solution.x, estimate, loss, slope)
+            estimated = None
+            if wanted and gives_adjoint:
+                estimated = differentiate.bound(chunk, solution, estimate, mu)
             if bound and estimated is not None:
                 tally.omega += float(chunk.weights @ estimated.double())
             certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
 
-        names = ("solutions", "lipschitz", *(MEMORY + name for name in memory))
+        names = (SOLUTIONS, "lipschitz", *memory.names, *kept.names)
         with self._hosting("hypergradient", theta, *names, keep=True):
             total = _unless_failed(self._tally("hypergradient", theta, add, certificate))
         z = self._sum(z)
@@ -390,7 +422,7 @@ class BatchOracle:
         gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
         if not all(bool(torch.isfinite(part).all()) for part in gradient.values()):
             raise NumericalError(
-                f"the hypergradient of samples {_short(self._batch.ids)} is not finite; use a smaller step"
+                f"the hypergradient of samples {named(self._batch.ids)} is not finite; use a smaller step"
             )
         return HypergradientResult(
             gradient=gradient,
@@ -401,23 +433,11 @@ class BatchOracle:
             bound_kind="estimated" if bound and gives_adjoint else None,
             at_floor="stalled" in total.short
             or _above(total.adjoint_residual, adjoint, oracle.problem.loss_scale),
+            first=together and total.first,
             loss_scale=oracle.problem.loss_scale,
-            certificate=certificate_of(total.certificate),
+            certificate=_reached(total) | certificate_of(total.certificate),
             seen={} if oracle.wants is None else {oracle.wants: seen},
         )
-
-    def _seen(
-        self, chunk: Chunk, solution: Solution, estimate: Estimate, loss: Tensor, slope: Tensor
-    ) -> Tensor:
-        """What the sampler wants to know about the samples of a chunk; the rows of z cost mixed derivatives."""
-        oracle = self._oracle
-        if oracle.wants == "gradient":
-            assert estimate.adjoint is not None
-            project = oracle.problem.project_gradient
-            rows = gradient_norms(chunk.lower, chunk.upper, solution.x, estimate.adjoint, project)
-        else:
-            rows = loss if oracle.wants == "loss" else slope
-        return rows.double().cpu()
 
     def _sum(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Over the ranks, as one vector."""
@@ -427,78 +447,12 @@ class BatchOracle:
         pieces = total.split([part.numel() for part in parts.values()])
         return {name: piece.view_as(part) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
-    def _estimate(self, chunk: Chunk, x: Tensor, memory: Rows, effort: Effort, together: bool) -> Estimate:
-        """z of one chunk; x and the estimator's memory become warm starts."""
-        oracle = self._oracle
-        ask = Ask(
-            chunk.lower,
-            chunk.upper,
-            solution=x,
-            start=chunk.start,
-            weights=chunk.weights.to(x.dtype),
-            effort=_scaled(effort, chunk.upper.scale),
-            memory={
-                name: oracle.store(MEMORY + name).get(chunk.samples, row.new_zeros(len(x), *row.shape[1:]))
-                for name, row in memory.items()
-            },
-            call=oracle.cost.hypergradients,
-            together=together,
-            minimise=oracle.minimise,
-        )
-        products = oracle.counter.hessian_products
-        try:
-            estimate = oracle.hypergradient.estimate(ask)
-        except BaseException as error:
-            self._charge_unfinished(chunk, oracle.counter.hessian_products - products)
-            if isinstance(error, NumericalError):
-                raise NumericalError(f"samples {_short(chunk.samples)}: {error}") from error
-            raise
-        oracle.counter.linear_iterations += int(estimate.iterations.sum())
-        oracle.slowest.add(chunk.positions, estimate.iterations.tolist(), linear=True)
-        oracle.solutions.put(chunk.samples, x if estimate.x is None else estimate.x)
-        for name, rows in estimate.memory.items():
-            oracle.store(MEMORY + name).put(chunk.samples, rows)
-        return estimate
-
-    def _charge_unfinished(self, chunk: Chunk, products: int) -> None:
-        """A failed system reports no iterations; its Hessian products, one per iteration, are counted instead."""
-        count = len(chunk.samples)
-        self._oracle.counter.linear_iterations += products
-        self._oracle.slowest.add(chunk.positions, [-(-products // count)] * count, linear=True)
-
     def _mu(self, chunk: Chunk, solution: Solution, wanted: bool, tally: Tally) -> Tensor:
         """μ of each sample, where it is ``wanted`` and not known as an estimate."""
         if not wanted or knows_mu(chunk.lower):
             return chunk.lower.mu
         tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
         return estimate_mu(chunk.lower, solution.x)
-
-    def _estimated_bound(
-        self, chunk: Chunk, solution: Solution, estimate: Estimate, mu: Tensor
-    ) -> Tensor | None:
-        """ω_i of one chunk, unless the estimator gives no adjoint."""
-        if estimate.adjoint is None:
-            return None
-        oracle = self._oracle
-        unknown = torch.full(
-            (len(chunk.samples), 2), torch.nan, dtype=torch.float64, device=solution.x.device
-        )
-        known = oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
-        result = estimate_bound(
-            chunk.lower,
-            chunk.upper,
-            solution.x,
-            chunk.start,
-            estimate.adjoint,
-            solution.residual,
-            estimate.residual,
-            (known[:, 0], known[:, 1]),
-            mu,
-            oracle.problem.project_gradient,
-        )
-        constants = torch.stack([result.hessian_lipschitz, result.mixed_lipschitz], dim=1)
-        oracle.lipschitz_estimates.put(chunk.samples, constants.double())
-        return result.omega
 
 
 def _unless_failed(tally: Tally) -> Tally:
@@ -508,16 +462,12 @@ def _unless_failed(tally: Tally) -> Tally:
     return tally
 
 
-def _scaled(effort: Effort, scale: float) -> Effort:
-    """Accuracies are relative to the size of the loss."""
-    return Accuracy(effort.tol * scale) if isinstance(effort, Accuracy) else effort
+def _reached(total: Tally) -> dict[str, float | str]:
+    """The largest residuals of the lower level and of the adjoint system, for the log; those that were measured."""
+    reached = {"lower_residual": total.residual, "adjoint_residual": total.adjoint_residual}
+    return {name: value for name, value in reached.items() if total.count and math.isfinite(value)}
 
 
 def _above(residual: float, effort: Effort, scale: float) -> bool:
-    """Whether a tolerance was missed by more than rounding explains."""
-    return isinstance(effort, Accuracy) and residual > 2 * effort.tol * scale
-
-
-def _short(ids: Sequence[int]) -> str:
-    shown = ", ".join(str(i) for i in ids[:8])
-    return shown if len(ids) <= 8 else f"{shown}, … ({len(ids)} in all)"
+    """Whether a tolerance was missed by more than rounding explains; an infinite residual was not measured."""
+    return isinstance(effort, Accuracy) and math.isfinite(residual) and residual > 2 * effort.tol * scale

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import gradients_of
+from bltoolbox.bilevel.derivatives import gradients_of
 from bltoolbox.bilevel.records import Theta, Value
 from bltoolbox.bilevel.roles import Problem
 from bltoolbox.bilevel.tensors import ordinary

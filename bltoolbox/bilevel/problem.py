@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.derivatives import Linearization, Retained, gradients_of, leaves_of, rows_of
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Theta
-from bltoolbox.bilevel.tensors import norm
+from bltoolbox.bilevel.saddle import Saddle
+from bltoolbox.bilevel.tensors import expand, norm
 
 AnyLower = TypeVar("AnyLower", bound="Lower")
 
@@ -77,10 +79,13 @@ class Upper(ABC):
         """One block of a finite sum, j of each task; the mean over all blocks is g."""
         raise NotImplementedError(f"{type(self).__name__} is not a finite sum")
 
+    def sampled(self, j: Tensor) -> Upper:
+        """``block(j)``; g itself if it is not a finite sum."""
+        return self.block(j) if self.blocks > 1 else self
+
 
 class Composite(Protocol):
-    """h = Σ_k ψ_k(K_k x) + (μ_0/2)‖x‖², blocks k: the structure that majorise–minimise and primal–dual solvers
-    need."""
+    """h = Σ_k ψ_k(K_k x) + (μ_0/2)‖x‖², blocks k: the structure that majorise–minimise solvers need."""
 
     @property
     def ridge(self) -> float:
@@ -97,6 +102,16 @@ class Composite(Protocol):
 
     def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         """Slopes ψ_k'(t_k), and curvatures of the parabolas that touch ψ_k there and lie above it."""
+        ...
+
+    @property
+    def tilt_curvature(self) -> Tensor | None:
+        """Per task, the curvature of a parabola that touches a further smooth term of h and lies above it; None if h
+        has no such term."""
+        ...
+
+    def tilt(self, x: Tensor) -> Tensor:
+        """The slope of the further term at x."""
         ...
 
 
@@ -166,17 +181,21 @@ class Lower(ABC):
         """Norm of the shortest element of ∇h(x) + N_C(x), shape (B,): residual/μ bounds the distance to x̂."""
         return norm(self.gradient(x) if gradient is None else gradient)
 
+    def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
+        """The entries of x that the constraint does not hold where the gradient is as given; None if there is no
+        constraint."""
+        return None
+
     def linearize(self, x: Tensor) -> Linearization:
         """∇²h at x, with everything that depends only on x computed once."""
         self.counter.linearisations += len(x)
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            gradient = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
-        return Linearization(self, x, _Retained(gradient, x))
+        product = Retained.of(lambda x: self.energy(x).sum(), x)
+        return Linearization(self, product.x, product)
 
     def theta_gradient(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """Σ_i weights_i ∂_θ h_i(x_i, θ)."""
-        leaves = _leaves(self.theta)
+        """Σ_i weights_i ∂_θ h_i(x_i, θ), by the names of ``theta``."""
+        self.counter.theta_gradients += len(x)
+        leaves = leaves_of(self.theta)
         with torch.enable_grad():
             total = (weights * self.at_theta(leaves).energy(x.detach())).sum()
         return gradients_of(total, leaves)
@@ -192,7 +211,7 @@ class Lower(ABC):
     def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """Σ_i weights_i ∂_θ⟨∇_x h_i(x_i, θ), q_i⟩, for all parameters in one backward pass."""
         self.counter.mixed_products += len(x)
-        leaves = _leaves(self.theta)
+        leaves = leaves_of(self.theta)
         with torch.enable_grad():
             total = (weights * self.pairing(leaves, x, q)).sum()
         return gradients_of(total, leaves)
@@ -211,12 +230,44 @@ class Lower(ABC):
         """h as a sum over linear images of x, for solvers that need it; None if it is not of this form."""
         return None
 
+    def saddle(self) -> Saddle | None:
+        """h as the value of a saddle-point problem, for primal–dual solvers; None if it is not of this form."""
+        return None
+
+    def tilted(self, upper: Upper, weight: float | Tensor) -> Lower:
+        """h + weight·g, one weight for all tasks or one per task."""
+        weights = torch.as_tensor(weight, dtype=self.mu.dtype, device=self.mu.device)
+        return Tilted(self, upper, weights.expand(len(self.mu)))
+
     def block(self: AnyLower, j: Tensor) -> AnyLower:
-        """One block of a finite sum, j of each task; the mean over all blocks is h."""
+        """One block of a finite sum, j of each task; the mean over all blocks is h.
+
+        Its constants are those of the block. Methods use ``sampled``.
+        """
         raise NotImplementedError(f"{type(self).__name__} is not a finite sum")
 
+    def counted_by(self: AnyLower, counter: Counter) -> AnyLower:
+        """The same tasks with another counter."""
+        return replace(self, counter=counter)  # type: ignore[type-var]
+
+    def sampled(self: AnyLower, j: Tensor) -> AnyLower:
+        """``block(j)``, whose iterations and derivatives count as 1/blocks; h itself if it is not a finite sum."""
+        return self.block(j).counted_by(self.counter.part(self.blocks)) if self.blocks > 1 else self
+
+    @property
+    def block_lipschitz(self) -> Tensor:
+        """An upper bound on the Lipschitz constants of ∇h_ij for all blocks j, shape (B,); +∞ where none is known.
+
+        A step must not depend on the block that was drawn, or its mean would not be that of ∇h.
+        """
+        if self.blocks == 1:
+            return self.lipschitz
+        numbers = torch.arange(self.blocks, device=self.ids.device)
+        return torch.stack([self.block(j.expand(len(self.ids))).lipschitz for j in numbers]).amax(0)
+
     def view(self, x: Tensor) -> Tensor:
-        """The part of x that ``Upper`` and the metrics use."""
+        """The part of x that is the result, and that metrics see. A problem in which it is not all of x wraps its loss
+        in ``Viewed``, so that ``Upper`` is a function of x."""
         return x
 
     def embed(self, v: Tensor) -> Tensor:
@@ -225,45 +276,143 @@ class Lower(ABC):
 
 
 @dataclass(frozen=True)
-class Linearization:
-    """v ↦ ∇²h(x) v.
+class Tilted(Lower):
+    """h + w g, a weight w per task: the lower level of value-function methods.
 
-    On a constraint set it is P∇²h P + (1 − P), P the free entries, which is as definite and has the same solution.
+    Bounds come from those of h and g: ∇²g lies between 0 (−L_g if g is not convex) and L_g. θ is that of h, and
+    ``mixed`` needs a g that does not depend on it.
     """
 
     lower: Lower
-    x: Tensor
-    product: Callable[[Tensor], Tensor]
-    free: Tensor | None = None
+    upper: Upper
+    weight: Tensor
 
-    def hvp(self, v: Tensor) -> Tensor:
-        self.lower.counter.hessian_products += len(v)
-        if self.free is None:
-            return self.product(v)
-        inside = v * self.free
-        return self.product(inside) * self.free + (v - inside)
+    @property
+    def ids(self) -> Tensor:  # type: ignore[override]
+        return self.lower.ids
 
-    def take(self, index: Tensor) -> Linearization:
-        """The same for some of the tasks; reuses earlier computations if the product can be split."""
-        lower, x = self.lower.take(index), self.x[index]
-        divide = getattr(self.product, "take", None)
-        product = None if divide is None else divide(index)
-        if product is None:
-            return lower.linearize(x)
-        return Linearization(lower, x, product, None if self.free is None else self.free[index])
+    @property
+    def theta(self) -> Theta:  # type: ignore[override]
+        return self.lower.theta
+
+    @property
+    def counter(self) -> Counter:  # type: ignore[override]
+        return self.lower.counter
+
+    @property
+    def constrained(self) -> bool:  # type: ignore[override]
+        return self.lower.constrained
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.lower.shape
+
+    @property
+    def mu(self) -> Tensor:  # type: ignore[override]
+        down = self.weight < 0 if self.upper.convex else self.weight != 0
+        return self.lower.mu - torch.where(down, self.slack, 0.0)
+
+    @property
+    def lipschitz(self) -> Tensor:
+        return self.lower.lipschitz + self.slack
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.lower.bounded and self.upper.lipschitz is not None
+
+    @property
+    def slack(self) -> Tensor:
+        """|w|·L_g, infinite where L_g is unknown and w is not zero."""
+        bound = math.inf if self.upper.lipschitz is None else self.upper.lipschitz
+        size = self.weight.abs() * torch.as_tensor(bound, dtype=self.weight.dtype, device=self.weight.device)
+        return torch.where(self.weight == 0, 0.0, size)
+
+    def start(self) -> Tensor:
+        return self.lower.start()
+
+    def take(self, index: Tensor) -> Tilted:
+        return Tilted(self.lower.take(index), self.upper.take(index), self.weight[index])
+
+    def at_theta(self, theta: Theta) -> Tilted:
+        return replace(self, lower=self.lower.at_theta(theta))
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.lower.energy(x) + (self.weight * self.upper.value(x)).to(x.dtype)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.lower.gradient(x), expand(self.weight, x), self.upper.gradient(x))
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.lower.project(x)
+
+    def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
+        return self.lower.residual(x, self.gradient(x) if gradient is None else gradient)
+
+    def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
+        return self.lower.free(x, gradient)
+
+    def linearize(self, x: Tensor) -> Linearization:
+        part = self.lower.linearize(x).product
+        slope = Retained.of(lambda x: (self.weight * self.upper.value(x)).sum(), x)
+        free = self.free(x, self.gradient(x)) if self.constrained else None
+        return Linearization(self, x, lambda v: part(v) + slope(v), free)
+
+    def theta_gradient(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        gradient = self.lower.theta_gradient(x, weights)
+        for name, part in self.upper.theta_gradient(x, weights * self.weight).items():
+            gradient[name] = gradient[name] + part
+        return gradient
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        if self.upper.depends_on_theta:
+            raise NotImplementedError(
+                "the loss depends on θ, so mixed derivatives of h + w g are not available"
+            )
+        return self.lower.pairing(theta, x, q)
+
+    def composite(self) -> Composite | None:
+        composite = self.lower.composite()
+        return (
+            None if composite is None or self.upper.lipschitz is None else _TiltedComposite(self, composite)
+        )
+
+    def view(self, x: Tensor) -> Tensor:
+        return self.lower.view(x)
+
+    def embed(self, v: Tensor) -> Tensor:
+        return self.lower.embed(v)
 
 
 @dataclass(frozen=True)
-class _Retained:
-    """Hessian products by a second backward pass through a retained graph."""
+class _TiltedComposite:
+    """That of h, with the parabola w g(x) + w⟨∇g(x), ·⟩ + (c/2)‖·‖² above w g, c = |w|·L_g or, if w g is concave, 0."""
 
-    gradient: Tensor
-    x: Tensor
+    tilted: Tilted
+    composite: Composite
 
-    def __call__(self, v: Tensor) -> Tensor:
-        if not self.gradient.requires_grad:
-            return torch.zeros_like(v)
-        return torch.autograd.grad(self.gradient, self.x, v, retain_graph=True)[0]
+    @property
+    def ridge(self) -> float:
+        return self.composite.ridge
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.composite.forward(x)
+
+    def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
+        return self.composite.adjoint(t)
+
+    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
+        return self.composite.touch(t)
+
+    @property
+    def tilt_curvature(self) -> Tensor:
+        tilted, inner = self.tilted, self.composite.tilt_curvature
+        concave = tilted.upper.convex & (tilted.weight < 0)
+        curvature = torch.where(concave, 0.0, tilted.slack)
+        return curvature if inner is None else curvature + inner
+
+    def tilt(self, x: Tensor) -> Tensor:
+        slope = expand(self.tilted.weight, x) * self.tilted.upper.gradient(x)
+        return slope if self.composite.tilt_curvature is None else slope + self.composite.tilt(x)
 
 
 class BoundTasks(Protocol):
@@ -293,34 +442,3 @@ class Tasks(Protocol):
     def at(self, theta: Theta, counter: Counter) -> BoundTasks:
         """The tasks bound to θ; constants are computed once and shared by all chunks."""
         ...
-
-
-def _leaves(theta: Theta) -> dict[str, Tensor]:
-    return {name: value.detach().requires_grad_() for name, value in theta.items()}
-
-
-def gradients_of(total: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The derivative of a scalar in each leaf; zero for leaves it does not depend on."""
-    if not total.requires_grad:
-        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if part is None else part
-        for (name, leaf), part in zip(leaves.items(), parts, strict=True)
-    }
-
-
-def rows_of(pairing: Callable[[dict[str, Tensor]], Tensor], theta: Theta) -> dict[str, Tensor]:
-    """The derivative in θ of every entry of ``pairing(θ)``, one backward pass each; differentiable in the rest."""
-    with torch.enable_grad():
-        leaves = _leaves(theta)
-        rows: list[Sequence[Any]] = [
-            torch.autograd.grad(
-                value, list(leaves.values()), create_graph=True, retain_graph=True, allow_unused=True
-            )
-            for value in pairing(leaves)
-        ]
-    return {
-        name: torch.stack([torch.zeros_like(leaf) if row[k] is None else row[k] for row in rows])
-        for k, (name, leaf) in enumerate(leaves.items())
-    }

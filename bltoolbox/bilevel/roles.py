@@ -22,6 +22,7 @@ from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.records import (
     Ask,
     Batch,
+    BiasLimit,
     Effort,
     Estimate,
     HypergradientResult,
@@ -33,7 +34,7 @@ from bltoolbox.bilevel.records import (
 )
 
 if TYPE_CHECKING:
-    from bltoolbox.bilevel.problem import Lower, Tasks
+    from bltoolbox.bilevel.problem import Lower, Tasks, Upper
 
 
 class Role(ABC):
@@ -77,6 +78,13 @@ class Parametric(Role):
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         """The initial parameters for x of ``shape``, as float64 CPU tensors; none by default."""
         return {}
+
+    def standard_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        """The parameters that one would choose without learning, for a baseline; the initial ones by default.
+
+        A ``ValueError`` that is one sentence refuses a baseline where there is no such choice.
+        """
+        return self.init_params(shape, generator)
 
     def prepare(self, theta: Theta) -> Theta:
         """θ with quantities derived from it once and used often. The methods that compute with θ receive the result.
@@ -162,31 +170,48 @@ class LowerSolver(Role):
 
     ``residual`` is ``lower.residual(x)``, the (projected) gradient norm at the ``x`` of the same state. A
     solver that always evaluates it there may set ``exact_residual``; otherwise the loop recomputes it before it
-    accepts a sample as converged. ``handles_constraint`` means that iterates stay in the constraint set through
-    ``lower.project``.
+    accepts a sample as converged. A residual of +∞ means that it was not measured in this iteration.
+    ``handles_constraint`` means that iterates stay in the constraint set through ``lower.project``. One that does not
+    converge to the minimiser, such as a stochastic method with a fixed step, declares ``converges = False``:
+    evaluations then use another solver.
+    A solver that needs no gradient of the regularizer declares ``handles_nonsmooth``; if it bounds its error by a
+    duality gap, it declares ``by_gap`` and reports √(2μ·gap) as residual, which bounds μ‖x − x̂‖ like a gradient norm.
     """
 
     kind = "lower_solver"
     exact_residual: ClassVar[bool] = False
     handles_constraint: ClassVar[bool] = False
+    handles_nonsmooth: ClassVar[bool] = False
+    by_gap: ClassVar[bool] = False
+    converges: ClassVar[bool] = True
 
     def persists(self, lower: Lower) -> Rows:
-        """Tensors kept after a solve as a warm start besides x, as empty examples (0, …); none by default.
+        """Fields of the state that are kept for each task as a warm start besides x, as empty examples (0, …); none by
+        default.
 
-        They must not depend on θ (a dual variable does not), and their shapes must not depend on the iteration.
+        They must not depend on θ (a dual variable does not). They are part of checkpoints.
         """
         return {}
 
     @abstractmethod
     def init(self, lower: Lower, x0: Tensor, kept: Rows) -> Any:
-        """The state at x0, with its residual; ``kept`` contains what ``persists`` names, if available."""
+        """The state at x0, with its residual.
+
+        ``kept`` contains the fields that ``persists`` names, with zeros in the rows of new tasks, so that zero must
+        be a valid start; it is empty in cold solves.
+        """
 
     @abstractmethod
     def step(self, lower: Lower, state: Any) -> Any:
         """One iteration, for all samples of the state."""
 
+    def outcome(self, state: Any) -> Any:
+        """What outlives the solve, for ``persists`` and ``inverse``: the state itself, or one whose fields have shapes
+        that do not depend on the iteration, since samples are finished in different ones."""
+        return state
+
     def inverse(self, state: Any, v: Tensor) -> Tensor:
-        """The inverse Hessian that the solver has built, times v."""
+        """The inverse Hessian that the solver has built, times v; ``state`` is its ``outcome``."""
         raise NotImplementedError(f"{type(self).__name__} builds no inverse Hessian")
 
 
@@ -194,15 +219,28 @@ class HypergradientEstimator(Role):
     """z ≈ ∇f from an approximate minimiser.
 
     One whose estimate has no ``adjoint`` declares ``gives_adjoint = False``: it has no error bound.
-    One that no tolerance makes exact declares ``exact = False``: ``blt check`` then only requires a descent
-    direction.
+    One that no tolerance makes exact declares ``exact = False``.
+    One with a bias that an option removes (a number of terms, a penalty) declares in ``limit`` along which settings it
+    vanishes, whether it is exact at its defaults or not; ``blt check`` follows them. Where neither a tolerance nor a
+    limit makes z exact, its check ends with "not verified".
+    One that draws at random is ``stochastic``: z depends on ``Ask.call``, and its mean over calls is compared.
+    One that needs neither gradients nor Hessians of the regularizer declares ``handles_nonsmooth``.
+    One that iterates on x itself declares ``moves_x = True``: the lower level is then not solved before ``estimate``,
+    ``Ask.solution`` is the x that the last call returned as ``Estimate.x`` (the cold start for new tasks), and the
+    loss and the residual of a step are those of the new one.
+
+    One that uses ``Ask.inverse`` declares ``requires = {"lower_solver": ("inverse",)}``.
     """
 
     kind = "hypergradient"
     gives_adjoint: ClassVar[bool] = True
     exact: ClassVar[bool] = True
+    limit: ClassVar[BiasLimit | None] = None
+    stochastic: ClassVar[bool] = False
+    handles_nonsmooth: ClassVar[bool] = False
+    moves_x: ClassVar[bool] = False
 
-    def keeps(self, lower: Lower) -> Rows:
+    def keeps(self, lower: Lower, upper: Upper) -> Rows:
         """Tensors kept for each task from one call to the next, as empty examples (0, …); none by
         default.
 
@@ -252,6 +290,9 @@ class Oracle(Protocol):
     ``tol`` is a distance in x, ``adjoint_tol`` a residual norm of the adjoint system for a loss of scale 1: it is
     multiplied by the recipe's ``loss_scale``, so that the scale of the loss does not change the path of θ.
 
+    Both may be a number of iterations instead, ``Steps(k)``: then reaching it is not a failure, only NaN is, and the
+    residuals reached are logged as ``lower_residual`` and ``adjoint_residual``.
+
     Every call may raise ``BudgetExhausted``; the optimizer must not catch it.
     """
 
@@ -268,8 +309,9 @@ class Oracle(Protocol):
         """z(θ) and f(θ), the lower level solved with ``effort`` and the linear system of the hypergradient with
         ``adjoint``.
 
-        With ``bound`` also ω ≥ ‖z − ∇f‖ and bounds on f (estimated or certified); with ``together`` all iterates are
-        updated from their previous values, as simultaneous single-loop methods do.
+        With ``bound`` also ω ≥ ‖z − ∇f‖ and bounds on f (estimated or certified). With ``together`` all iterates are
+        updated from their previous values, as simultaneous single-loop methods do: z is formed from the stored x and
+        the stored adjoint, and is zero on the first visit; there is no ω, and the loss is that of the new x.
         """
         ...
 

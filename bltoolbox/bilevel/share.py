@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.journal import Trial
+from bltoolbox.bilevel.records import Rows
 from bltoolbox.bilevel.warm_starts import Store
 from bltoolbox.distributed.ranks import Ranks
 
@@ -52,17 +54,23 @@ class Share:
             for store, _ in stores.values():
                 store.guests = {}
 
-    def bring_home(self, ranks: Ranks, rows: list[tuple[Sequence[int], Tensor]], like: Tensor) -> None:
+    def bring_home(self, ranks: Ranks, trial: Trial, likes: Rows) -> None:
         """Hand over the rows that were computed for others, and add those that others computed."""
         if not self.travels:
             return
+        samples: list[int] = []
+        rows: dict[str, Tensor] = {}
         away = {sample for ids in self.guests.values() for sample in ids}
-        found = {sample: row for ids, part in rows for sample, row in zip(ids, part, strict=True)}
-        store = Store(0, ranks)
-        store.guests = {sample: found[sample] for sample in away}
-        home = _move(ranks, store, like, self.guests, self.lent)
-        kept = {sample: row for sample, row in found.items() if sample not in away} | home
-        rows[:] = [(list(kept), torch.stack([row.to(like) for row in kept.values()]))] if kept else []
+        for name, like in likes.items():
+            found = {sample: row for ids, part in trial for sample, row in zip(ids, part[name], strict=True)}
+            store = Store(0, ranks)
+            store.guests = {sample: found[sample] for sample in away}
+            home = _move(ranks, store, like, self.guests, self.lent)
+            kept = {sample: row for sample, row in found.items() if sample not in away} | home
+            samples = list(kept)
+            if kept:
+                rows[name] = torch.stack([row.to(like) for row in kept.values()])
+        trial[:] = [(samples, rows)] if samples else []
 
 
 def divide(ids: Sequence[int], ranks: Ranks) -> Share:

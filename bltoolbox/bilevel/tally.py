@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.bounds import loss_lipschitz
 from bltoolbox.bilevel.problem import Lower, Upper
-from bltoolbox.bilevel.records import Cost, Estimate, Scales, Solution, Status, Value
+from bltoolbox.bilevel.records import Amount, Cost, Estimate, Rows, Scales, Solution, Status, Value
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.distributed.ranks import Ranks
 
@@ -31,6 +32,8 @@ class Chunk:
     lower: Lower
     upper: Upper
     start: Tensor
+    #: What the solver persists of these samples.
+    kept: Rows = field(default_factory=dict)
 
 
 @dataclass
@@ -51,6 +54,8 @@ class Tally:
     error: str | None = None
     adjoint_residual: float = 0.0
     adjoint_iterations: float = 0.0
+    #: Whether no sample had been visited before.
+    first: bool = True
     #: The error bound of the weighted mean.
     omega: float = 0.0
     #: Sums of the sizes that accuracies are relative to.
@@ -65,7 +70,8 @@ class Tally:
 
         Returns g_i and ‖∇g_i‖ of each sample.
         """
-        convex = mu > 0
+        # An infinite residual was not measured.
+        convex = (mu > 0) & torch.isfinite(solution.residual)
         epsilon = torch.where(convex, solution.residual / mu, 0.0).double()
         value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
         lipschitz = loss_lipschitz(chunk.upper, solution.x, chunk.start)
@@ -111,7 +117,7 @@ class Tally:
 
     def totals(self) -> dict[str, Any]:
         """As plain data."""
-        return vars(self) | {"cost": vars(self.cost)}
+        return vars(self) | {"cost": self.cost.pack()}
 
     def as_value(self, trial: object = None) -> Value:
         """f with its bounds, infinite where a solve failed; the upper one also where no μ is known."""
@@ -135,10 +141,11 @@ _LARGEST = {"residual", "adjoint_residual"}
 
 def merge(tallies: Sequence[Mapping[str, Any]]) -> Tally:
     """The sum of the tallies of all ranks, in the order of ranks."""
-    total: dict[str, Any] = dict(tallies[0])
-    for tally in tallies[1:]:
+    cost = sum((Cost.unpack(tally["cost"]) for tally in tallies), Cost())
+    total, *others = [{name: one for name, one in tally.items() if name != "cost"} for tally in tallies]
+    for tally in others:
         total = _join("", total, tally)
-    return Tally(**total | {"cost": Cost(**total["cost"])})
+    return Tally(**total, cost=cost)
 
 
 def _join(name: str, mine: Any, theirs: Any) -> Any:
@@ -163,19 +170,29 @@ class Slowest:
     def __init__(self, count: int, chunk: int) -> None:
         self.count, self.chunk = count, chunk
         #: The largest number of iterations of a lower-level solve and of a linear system, chunk after chunk.
-        self.most = [0] * (2 * -(-count // chunk))
+        self.most: list[Amount] = [0] * (2 * -(-count // chunk))
 
-    def add(self, positions: Sequence[int], iterations: Sequence[int], *, linear: bool = False) -> None:
-        """Iterations of the lower level, or of a linear system, of the samples at some positions of the batch."""
+    def add(
+        self, positions: Sequence[int], iterations: Sequence[Amount], *, linear: bool = False, blocks: int = 1
+    ) -> None:
+        """Iterations of the lower level, or of a linear system, of the samples at some positions of the batch, each on
+        one of ``blocks`` blocks."""
         for position, spent in zip(positions, iterations, strict=True):
             place = 2 * (position // self.chunk) + linear
-            self.most[place] = max(self.most[place], spent)
+            amount = spent if blocks == 1 else Fraction(spent) / blocks
+            self.most[place] = max(self.most[place], amount)
 
-    def total(self, ranks: Ranks) -> int:
+    def total(self, ranks: Ranks) -> Amount:
         """The count over all ranks."""
         most = self.most
         if ranks.size > 1:
-            most = ranks.largest(torch.tensor(most, dtype=torch.long)).tolist()
+            # As whole numbers of the smallest unit that any rank has.
+            mine = math.lcm(*(one.denominator for one in most))
+            unit = int(ranks.largest(torch.tensor([mine])))
+            most = [
+                Fraction(one, unit)
+                for one in ranks.largest(torch.tensor([int(one * unit) for one in most])).tolist()
+            ]
         sizes = (min(self.chunk, self.count - first) for first in range(0, self.count, self.chunk))
         return sum(
             size * (lower + linear) for size, lower, linear in zip(sizes, most[::2], most[1::2], strict=True)

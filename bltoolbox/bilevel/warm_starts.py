@@ -68,6 +68,15 @@ class Store:
             return rows
         return torch.where(known.to(cold.device).view(-1, *(1,) * (cold.ndim - 1)), rows, cold)
 
+    def has_any(self, samples: Sequence[int]) -> bool:
+        """Whether there is a row of any of ``samples``."""
+        if self.guests:
+            return any(
+                (self.guests[sample] if sample in self.guests else self._row(sample)) is not None
+                for sample in samples
+            )
+        return bool(self.known[self._index(samples)].any())
+
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""
         if self.guests:

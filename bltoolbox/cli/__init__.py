@@ -23,6 +23,7 @@ from bltoolbox.cli import (
     compare,
     components,
     doctor,
+    estimators,
     evaluate,
     models,
     new_plugin,
@@ -75,7 +76,7 @@ def _options(
 # In the order of the help: Train, Look, Use, Extend.
 for group in (
     *(run, sweep, recipes, check),
-    *(watch, report, compare, components, models),
+    *(watch, report, compare, estimators, components, models),
     *(apply, evaluate),
     *(plugins, new_plugin, schema, doctor),
 ):

@@ -122,8 +122,9 @@ class _Entry:
 
 def _entries(source: str, words: Sequence[str], registry: Registry) -> Iterator[_Entry]:
     from bltoolbox.config.describe import describe
+    from bltoolbox.config.overrides import apply_overrides
     from bltoolbox.config.reading import RECIPE, read_text
-    from bltoolbox.config.recipe import Recipe, apply_overrides, find_recipe
+    from bltoolbox.config.recipe import Recipe, find_recipe
     from bltoolbox.config.yaml_text import Spot, parse
 
     document = parse(read_text(find_recipe(source), RECIPE).removeprefix("\ufeff"), Spot(source))

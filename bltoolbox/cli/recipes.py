@@ -44,35 +44,56 @@ def validate(
     if not sources:
         raise UsageError("no recipe given, only overrides; name a file or a shipped recipe")
     registry = open_registry(plugin)
-    results = [_check(source, overrides, registry) for source in sources]
+    results = [
+        _check(source, variant, overrides, registry)
+        for source in sources
+        for variant in _variants(source, overrides)
+    ]
     if as_json:
         print_json([result for result, _ in results])
     code = next((error.exit_code for _, error in results if error is not None), 0)
     for result, error in results if not as_json else []:
         if error is None:
-            show(f"{result['recipe']}: valid")
+            variant = result.get("variant")
+            show(f"{result['recipe']}{f', variant {variant}' if variant else ''}: valid")
         else:
             say(str(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
     raise typer.Exit(code)
 
 
-def _check(source: str, overrides: list[str], registry: Registry) -> tuple[dict[str, Any], BltError | None]:
+def _variants(source: str, overrides: list[str]) -> list[str | None]:
+    """The variants of a recipe to check: all, unless there are none or one is chosen already."""
+    from bltoolbox.config.recipe import recipe_variants
+
+    if any(override.partition("=")[0].strip() == "variant" for override in overrides):
+        return [None]
+    try:
+        return [*recipe_variants(source)] or [None]
+    except BltError:
+        return [None]  # reported when the recipe is checked
+
+
+def _check(
+    source: str, variant: str | None, overrides: list[str], registry: Registry
+) -> tuple[dict[str, Any], BltError | None]:
     """The result as JSON, and the error if there is one."""
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.restoration.metrics import deciding
 
+    result: dict[str, Any] = {"recipe": source} | ({"variant": variant} if variant else {})
     try:
-        deciding(load_recipe(source, overrides, registry))
+        chosen = [f"variant={variant}"] if variant else []
+        deciding(load_recipe(source, [*overrides, *chosen], registry))
     except RecipeError as error:
         problems = [
             {"file": one.file, "line": one.line, "column": one.column, "message": one.message}
             for one in error.problems
         ]
-        return {"recipe": source, "valid": False, "problems": problems}, error
+        return result | {"valid": False, "problems": problems}, error
     except BltError as error:
         problem = {"file": source, "line": 1, "column": 1, "message": str(error)}
-        return {"recipe": source, "valid": False, "problems": [problem]}, error
-    return {"recipe": source, "valid": True, "problems": []}, None
+        return result | {"valid": False, "problems": [problem]}, error
+    return result | {"valid": True, "problems": []}, None
 
 
 def list_recipes(as_json: Json = False, debug: Debug = False) -> None:

@@ -53,19 +53,21 @@ def sweep(
     For example: blt sweep denoise upper_optimizer.step=1e-3,1e-2 seed=0,1,2 -o runs/steps --jobs 2
 
     A comma inside brackets, braces or quotes belongs to the value, so a value may be a list or a complete component:
-    upper_optimizer={name: isgd, step: 1},maid. A key with one value is a plain override. All cells are checked before
-    the first one starts. Each cell runs in its own process and run directory; a failure does not stop the others.
+    upper_optimizer={name: isgd, step: 1},maid. A key with one value is a plain override. A recipe with variants is run
+    in all of them, unless variant=A,B names some. All cells are checked before the first one starts. Each cell runs in
+    its own process and run directory; a failure does not stop the others.
 
     Repeat the command to continue: finished cells are skipped, interrupted cells are resumed, and failed cells are
     restarted, with the old run kept in set-aside. The grid may have grown. blt compare DIR plots the runs.
     """
-    from bltoolbox.training.sweep.grid import parse_grid
+    from bltoolbox.config.recipe import recipe_variants
+    from bltoolbox.training.sweep.grid import parse_grid, with_variants
     from bltoolbox.training.sweep.plan import Sweep, fresh_sweep_directory, plan
 
     sources, overrides = split_overrides(arguments)
     if len(sources) != 1:
         raise UsageError("blt sweep takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
-    grid = parse_grid(overrides)
+    grid = with_variants(parse_grid(overrides), recipe_variants(sources[0]))
     registry = open_registry(plugin)
     planned = plan(sources[0], grid, registry)
     found = Sweep(out or fresh_sweep_directory(Path("runs"), planned.name), planned, registry)

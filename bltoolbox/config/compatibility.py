@@ -49,7 +49,7 @@ def find_misfits(settings: Mapping[str, Any], registry: Registry) -> list[Misfit
 
     blocks = {
         section: settings[section]
-        for section in (*KINDS, "baseline")
+        for section in (*KINDS, "baseline", "evaluation_solver")
         if isinstance(settings.get(section), Block)
     }
     constraint = settings.get("constraint") or "none"
@@ -73,15 +73,18 @@ def _lacking(
     for needy in _with_nested(block):
         traits = traits_of(needy.kind, needy.name) or Traits()
         for kind, methods in traits.requires.items():
-            # A baseline is solved by the same solver, and never differentiated.
-            partners = (kind, "baseline") if (section, kind) == ("lower_solver", "regularizer") else (kind,)
+            # A baseline is solved by the same solver as an evaluation, and never differentiated.
+            evaluating = "evaluation_solver" if "evaluation_solver" in blocks else "lower_solver"
+            partners = (kind, "baseline") if (section, kind) == (evaluating, "regularizer") else (kind,)
             for partner in partners:
                 other = blocks.get(partner)
                 theirs = traits_of(other.kind, other.name) if other else None
                 missing = [method for method in methods if theirs and method not in theirs.offers]
                 if missing and other:
                     sentence = f"{needy.name!r} needs a {kind} with {listed(missing, 'and')}"
-                    yield Misfit(section, partner, f"{sentence}, which {other.name!r} does not have")
+                    # A hypergradient is chosen for what it is, and a solver can follow.
+                    first, second = (partner, section) if kind == "lower_solver" else (section, partner)
+                    yield Misfit(first, second, f"{sentence}, which {other.name!r} does not have")
 
 
 def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) -> Iterator[Misfit]:
@@ -97,11 +100,20 @@ def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) ->
         flags = {one.name: (traits_of(one.kind, one.name) or Traits()).flags for one in nested}
         return next((name for name, known in flags.items() if flag in known), None)
 
-    if constraint != "none" and not gives("lower_solver", "handles_constraint"):
-        solver = blocks["lower_solver"].name
-        yield Misfit(
-            "lower_solver", "constraint", f"{solver!r} cannot keep x in the constraint {constraint!r}"
-        )
+    for section in ("lower_solver", "evaluation_solver"):
+        if constraint != "none" and not gives(section, "handles_constraint"):
+            solver = blocks[section].name
+            yield Misfit(section, "constraint", f"{solver!r} cannot keep x in the constraint {constraint!r}")
+    solvers = ("lower_solver", "evaluation_solver")
+    for partner in ("regularizer", "baseline"):
+        if gives(partner, "smooth"):
+            continue
+        other = blocks[partner].name
+        # A baseline is solved by the same solver, and never differentiated.
+        for section in solvers + ("hypergradient",) * (partner == "regularizer"):
+            if not gives(section, "handles_nonsmooth"):
+                sentence = f"{blocks[section].name!r} needs derivatives of the regularizer, and {other!r} is not smooth"
+                yield Misfit(section, partner, sentence)
     data, loss = (blocks.get(section) for section in ("data", "upper_loss"))
     theirs = traits_of(data.kind, data.name) if data else None
     needy = traits_of(loss.kind, loss.name) if loss else None
@@ -144,7 +156,7 @@ def _advice(
     """The end of the sentence: what fits instead."""
 
     def fitting(section: str) -> list[str]:
-        kind = "regularizer" if section == "baseline" else section
+        kind = {"baseline": "regularizer", "evaluation_solver": "lower_solver"}.get(section, section)
         names = [one.name for one in registry.components(kind) if traits_of(kind, one.name)]
         return [name for name in names if not _complains(section, {**blocks, section: Block(kind, name)})]
 

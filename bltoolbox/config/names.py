@@ -71,7 +71,7 @@ def is_component(name: object) -> bool:
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= _LONGEST:
         return False
     return name not in (".", "..") and not re.search(
-        r"[/\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", name
+        r"[/\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", name
     )
 
 

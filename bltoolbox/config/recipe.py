@@ -21,10 +21,11 @@ from annotated_types import Ge, Gt, Le
 from bltoolbox.config.block import Block, plain
 from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.describe import NO_SETTING, OfKind, construct, describe
+from bltoolbox.config.overrides import apply_overrides, choose_variant, variant_names
 from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_start
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.shown import Shown
-from bltoolbox.config.validation import Checker, Issue, Where, is_number, spelled_out
+from bltoolbox.config.validation import Checker, Issue
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Document, Spot, dump, parse
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
@@ -125,6 +126,7 @@ class Recipe(Shown):
 
     Args:
         version: Version of the recipe format; newer versions than this toolbox knows are refused.
+        variant: The variant of a recipe that has several, or any label by which to tell a run from others.
         seed: Seed of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
         device: Where to compute: auto, cpu, cuda or cuda:1.
@@ -143,8 +145,10 @@ class Recipe(Shown):
         init: A saved θ to start from.
         freeze: Sections whose parameters stay as they are while the others are learned, e.g. [regularizer].
         baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
-            one.
+            one. If operator or data term have parameters, it uses those that one would choose without learning.
         lower_solver: How x̃ ≈ argmin h is computed.
+        evaluation_solver: The same for everything that is not a step of training: checks, evaluation, baseline,
+            restoring pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
         hypergradient: How z ≈ ∇f is computed.
         sampler: Which training images enter a step.
         upper_optimizer: How θ moves.
@@ -162,6 +166,7 @@ class Recipe(Shown):
     """
 
     version: Annotated[int, Ge(1), Le(FORMAT)] = FORMAT
+    variant: str | None = None
     seed: Annotated[int, Ge(0)] = 0
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "auto"
@@ -180,6 +185,7 @@ class Recipe(Shown):
     freeze: tuple[Literal["operator", "data_term", "regularizer"], ...] = ()
     baseline: Annotated[Block, OfKind("regularizer")] | None = None
     lower_solver: Annotated[Block, OfKind("lower_solver")] = Block("lower_solver", "agd")
+    evaluation_solver: Annotated[Block, OfKind("lower_solver")] | None = None
     hypergradient: Annotated[Block, OfKind("hypergradient")] = Block("hypergradient", "cg-ift")
     sampler: Annotated[Block, OfKind("sampler")] = Block("sampler", "epoch")
     upper_optimizer: Annotated[Block, OfKind("upper_optimizer")] = Block("upper_optimizer", "isgd")
@@ -238,9 +244,21 @@ def load_recipe(
 ) -> Recipe:
     """Read a recipe: a file, or the name of a shipped recipe.
 
-    With ``data_given`` it may lack its section ``data``, because ``run`` is given data from Python.
+    With ``data_given`` it may lack its section ``data``, and have ``noise: null``, because ``run`` is given data from
+    Python.
     """
     path = find_recipe(source)
+    return parse_recipe(_read(path), str(path), overrides, registry, data_given=data_given)
+
+
+def recipe_variants(source: str | Path) -> list[str]:
+    """The names of the variants of a recipe; none if it has none, or cannot be parsed."""
+    path = find_recipe(source)
+    return variant_names(parse(_read(path), Spot(str(path))))
+
+
+def _read(path: Path) -> str:
+    """The text of a recipe file."""
     file = str(path)
     try:
         with open_file(path) as stream:
@@ -253,12 +271,11 @@ def load_recipe(
         message = f"the file is larger than {RECIPE.most // 1000} kB; is it a recipe?"
         raise RecipeError([Problem(message, file)])
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = raw[: error.start].decode("utf-8-sig", "replace").split("\n")
         problem = Problem("the file is not UTF-8 text", file, len(before), len(before[-1]) + 1)
         raise RecipeError([problem]) from error
-    return parse_recipe(text, file, overrides, registry, data_given=data_given)
 
 
 def parse_recipe(
@@ -282,7 +299,8 @@ def parse_recipe(
         document.data.setdefault("data", {"name": "python"})
     path = None if file.startswith("<") else Path(file)
     name = path.stem if path else "recipe"
-    return _resolve(document, overrides, registry, text=text, name=name, folder=path.parent if path else None)
+    extra: dict[str, Any] = {"text": text, "name": name, "folder": path.parent if path else None}
+    return _resolve(document, overrides, registry, data_given=data_given, **extra)
 
 
 def recipe_from_dict(
@@ -349,8 +367,16 @@ def find_recipe(source: str | Path) -> Path:
     raise UsageError(f"recipe {source} does not exist, and no shipped recipe has this name{hint}")
 
 
-def _resolve(document: Document, overrides: Sequence[str], registry: Registry | None, **extra: Any) -> Recipe:
+def _resolve(
+    document: Document,
+    overrides: Sequence[str],
+    registry: Registry | None,
+    *,
+    data_given: bool = False,
+    **extra: Any,
+) -> Recipe:
     """Apply overrides, check everything, and raise all problems together."""
+    choose_variant(document, overrides)
     apply_overrides(document, overrides)
     _refuse_newer(document)
     _upgrade(document)
@@ -368,7 +394,7 @@ def _resolve(document: Document, overrides: Sequence[str], registry: Registry | 
     if wanted and document.data.get("evaluation") is None:
         message = "evaluation: there are no evaluation images; add a section evaluation, e.g. {name: photos}"
         issues.append(Issue(("validation", "evaluation"), f"validation.{message}"))
-    issues += _check_noise(values, document.data, registry)
+    issues += _check_noise(values, document.data, registry, data_given)
     for misfit in find_misfits(values, registry):
         # A default that does not fit has no position in the file; its partner has one.
         place = misfit.section if misfit.section in document.data else misfit.partner
@@ -387,9 +413,11 @@ def _with_hint(issue: Issue, given: Mapping[str, Any]) -> Issue:
     return replace(issue, message=f"{issue.message}; images are in [0, 1], did you mean {noise:g}/{largest}?")
 
 
-def _check_noise(values: dict[str, Any], given: Mapping[str, Any], registry: Registry) -> list[Issue]:
+def _check_noise(
+    values: dict[str, Any], given: Mapping[str, Any], registry: Registry, data_given: bool
+) -> list[Issue]:
     """Recorded measurements have no noise in ``values``; noise that is given with them is an issue, and so is none
-    where measurements are simulated."""
+    where measurements are simulated, unless other data replace them."""
     data, noise = values.get("data"), given.get("noise")
     if not isinstance(data, Block):
         return []
@@ -402,9 +430,10 @@ def _check_noise(values: dict[str, Any], given: Mapping[str, Any], registry: Reg
         if noise is None:
             return []
         message = (
-            f"the measurements of {data.name!r} were recorded, and nothing is added to them; remove noise"
+            f"the measurements of {data.name!r} were recorded, and nothing is added to them; remove noise, or set it"
+            " to null"
         )
-    elif "noise" in given and noise is None:
+    elif "noise" in given and noise is None and not data_given:
         message = f"the measurements of {data.name!r} are simulated; give their noise, e.g. 25/255, or none"
     else:
         return []
@@ -443,42 +472,3 @@ def _raise(document: Document, issues: list[Issue]) -> None:
     if not document.problems and all(issue.missing for issue in issues):
         raise MissingError("\n".join(map(str, problems)))
     raise RecipeError(sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column)))
-
-
-def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
-    """Apply overrides, those of whole sections and of names first, so that options apply to the right component."""
-    parsed: list[tuple[Where, Document]] = []
-    for number, override in enumerate(overrides, start=1):
-        key, equals, text = override.partition("=")
-        where: Where = tuple(part.strip() for part in key.split("."))
-        if not equals or not all(where):
-            message = f"{override!r} is not an override; write key=value, e.g. sampler.size=8"
-            document.problems.append(Problem(message, "<override>", number))
-            continue
-        parsed.append((where, parse(text, Spot("<override>", number, len(key) + 2))))
-    for where, value in sorted(parsed, key=lambda item: len(item[0]) - (item[0][-1] == "name")):
-        if value.problems:
-            document.problems += value.problems
-        else:
-            _set(document, where, value)
-
-
-def _set(document: Document, where: Where, value: Document) -> None:
-    """Set a value, creating the mappings above it."""
-    *above, last = where
-    parent = document.data
-    for part in above:
-        child = parent.get(part)
-        if not isinstance(child, dict):
-            # A missing section, a component in its short form, or a mistake that validation reports.
-            child = {} if child is None else spelled_out(str(part), child)
-            parent[part] = child
-        parent = child
-    old = parent.get(last)
-    if isinstance(old, dict) and "name" in old and isinstance(value.data, str) and not is_number(value.data):
-        return _set(document, (*where, "name"), value)
-    if last == "name" and above and parent.get("name") != value.data:
-        parent.clear()
-        document.graft(tuple(above), Document(None, value.root))
-    parent[last] = value.data
-    document.graft(where, value)

@@ -64,6 +64,12 @@ def recipe_schema(registry: Registry) -> tuple[Schema, list[str]]:
         "$defs": definitions,
     }
     _budget_is_finite(root["properties"]["budget"])
+    root["properties"]["variants"] = {
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {"type": "object"},
+        "description": "Settings by name, of which variant=NAME chooses one and blt sweep runs all.",
+    }
     return root, troubles
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,19 @@ class Document:
         while where and where not in self.values:
             where = where[:-1]
         return self.values.get(where, self.root) if where else self.root
+
+    def part(self, where: Where, data: Any) -> Document:
+        """A copy of ``data``, the value at ``where``, with the positions that are known in it."""
+        size = len(where)
+        keys, values = (
+            {
+                place[size:]: spot
+                for place, spot in table.items()
+                if place[:size] == where and len(place) > size
+            }
+            for table in (self.keys, self.values)
+        )
+        return Document(deepcopy(data), self.spot(where), keys, values)
 
     def graft(self, where: Where, other: Document) -> None:
         """Record that the value at ``where`` now comes from another document."""

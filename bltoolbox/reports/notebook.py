@@ -40,7 +40,7 @@ def result_html(result: RunResult) -> str:
     for name, when in {**names, "validation": "validation"}.items():
         if (value := facts[f"{metric.name}_{when}"]) is not None:
             rows.append((f"{metric.label}, {name}", metric.show(value)))
-    rows.append(("cost", f"{result.cost.computations:,} computations, {result.steps:,} steps"))
+    rows.append(("cost", f"{result.cost.computations:,.0f} computations, {result.steps:,} steps"))
     rows.append(("time", f"{result.seconds:.1f} s"))
     rows.append(("learned", result.model.learned))
     rows.append(("θ kept", result.chosen))

@@ -140,14 +140,15 @@ def evaluate(
                 for view in views:
                     sample = view.samples.batch([positions[place] for place in places])
                     lower = view.at.on(sample.y, sample.context)
-                    solution, start = solve_cold(solver, lower, distance, limit), lower.start()
-                    for values, x in ((before, start), (after, solution.x)):
+                    solution = solve_cold(solver, lower, distance, limit)
+                    start, restored = lower.view(lower.start()), lower.view(solution.x)
+                    for values, x in ((before, start), (after, restored)):
                         for name, more in view.measure(sample, lower, x).items():
                             values[name] += more
                     iterations += int(solution.iterations.sum())
                     if view is not views[0]:
                         continue
-                    rows = [start, solution.x] + ([] if sample.truth is None else [sample.truth])
+                    rows = [start, restored] + ([] if sample.truth is None else [sample.truth])
                     for place, *row in zip(places, *rows, strict=True):
                         if place < keep:
                             images[place] = Restored(*(image.cpu().contiguous() for image in row))

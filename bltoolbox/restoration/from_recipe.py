@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from bltoolbox.bilevel.device import DTYPES, pick_device
+from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.config.block import Block
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.errors import RecipeError, UsageError
@@ -37,6 +39,22 @@ def build_problem(recipe: Recipe, registry: Registry) -> Variational:
         None if recipe.noise is None else build(recipe, "noise", registry),
         frozen=frozenset(recipe.freeze),
     )
+
+
+def build_evaluation_solver(
+    recipe: Recipe, registry: Registry, training: LowerSolver | None = None
+) -> LowerSolver:
+    """The solver of everything that is not a step of training: the recipe's own, that of ``training`` if it converges,
+    or one that does for any smooth lower level."""
+    if recipe.evaluation_solver is not None:
+        own: LowerSolver = build(recipe, "evaluation_solver", registry)
+        return own
+    solver: LowerSolver = training or build(recipe, "lower_solver", registry)
+    if solver.converges:
+        return solver
+    name = "lbfgs" if recipe.constraint == "none" else "agd"
+    converging: LowerSolver = registry.build(Block("lower_solver", name))
+    return converging
 
 
 def measured(

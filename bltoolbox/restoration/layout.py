@@ -18,6 +18,14 @@ def image_layout(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
+def with_channels(image: Tensor, extra: int) -> Tensor:
+    """Images followed by ``extra`` channels of zeros, for regularizers with auxiliary variables."""
+    if not extra:
+        return image
+    zeros = image.new_zeros(len(image), extra, *image.shape[2:])
+    return image_layout(torch.cat([image, zeros], dim=1))
+
+
 def to_unit(image: Tensor, span: Range) -> Tensor:
     """An image whose values lie in ``span``, with values in [0, 1], for pictures."""
     low, high = span

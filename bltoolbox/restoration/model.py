@@ -30,7 +30,7 @@ from bltoolbox.config.reading import PIXELS, THETA, THETA_HEADER, file_size, ope
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import absolute, solve_cold
-from bltoolbox.restoration.from_recipe import build, build_problem
+from bltoolbox.restoration.from_recipe import build_evaluation_solver, build_problem
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import UNIT, Range
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
@@ -128,7 +128,7 @@ class Model(Shown):
             lower = at.on(batch, rows)
         except ValueError as error:
             raise BltError(str(error)) from error
-        x = solve_cold(self.solver, lower, tol, self.recipe.iteration_limit).x
+        x = lower.view(solve_cold(self.solver, lower, tol, self.recipe.iteration_limit).x)
         kind = given.dtype if given.is_floating_point() else x.dtype
         return (x if given.ndim == 4 else x[0]).to(given.device, kind)
 
@@ -166,7 +166,8 @@ class Model(Shown):
                 if self.problem.regularizer.check(shape):
                     continue
                 with contextlib.suppress(Exception), torch.no_grad():
-                    self.problem.regularizer.energy(theta, torch.zeros(1, *shape).to(self._reference))
+                    zeros = torch.zeros(1, *self.problem.variable_shape(shape)).to(self._reference)
+                    self.problem.regularizer.energy(theta, zeros)
                     return channels
                 break
         return 3
@@ -241,7 +242,7 @@ class Model(Shown):
         recipe = recipe_from_dict(settings, registry=registry)
         try:
             problem = replace(build_problem(recipe, registry), range=read_range(metadata, source))
-            solver = build(recipe, "lower_solver", registry)
+            solver = build_evaluation_solver(recipe, registry)
         except RecipeError as error:  # e.g. the file of a kernel is on another machine
             sentences = "; ".join(problem.message for problem in error.problems)
             raise BltError(f"{source}: the components of its recipe cannot be built: {sentences}") from error

@@ -192,6 +192,8 @@ def _sensitivity(lower: ImageLower) -> Tensor:
 
 def _reach(problem: Variational, theta: Theta, strips: Tensor, around: Geometry) -> Tensor:
     """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
+    if not problem.regularizer.smooth:  # H does not exist, and the largest overlap is taken
+        return torch.ones(MOST + 1)
     x = strips.repeat_interleave(2, dim=0)
     at = problem.at(theta, x.shape[1:])
     with torch.no_grad():
@@ -205,7 +207,7 @@ def _reach(problem: Variational, theta: Theta, strips: Tensor, around: Geometry)
         beyond = -(-_BEYOND // around.scale)
         change[..., :-beyond] = 0
         lower = at.on(y)
-        system, rhs = lower.linearize(x), lower.backward(_sensitivity(lower) * change)
+        system, rhs = lower.linearize(lower.embed(x)), lower.backward(_sensitivity(lower) * change)
         # What is asked for is a small part of the change.
         tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
         method = ConjugateGradients("the reach of a pixel")
@@ -216,4 +218,4 @@ def _reach(problem: Variational, theta: Theta, strips: Tensor, around: Geometry)
     if bool((residual > 10 * tol).any()):  # nothing is known, and the largest overlap is taken
         return torch.ones(MOST + 1)
     line = around.scale * (y.shape[3] - beyond) + around.margin[1] // 2
-    return found.abs().amax((0, 1, 2))[:line].flip(0).cpu()
+    return lower.view(found).abs().amax((0, 1, 2))[:line].flip(0).cpu()

@@ -41,6 +41,9 @@ class Rescaled(Regularizer):
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return self.base.init_params(shape, generator)
 
+    def standard_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        return self.base.standard_params(shape, generator)
+
     def prepare(self, theta: Theta) -> Theta:
         return self.base.prepare(theta)
 
@@ -52,6 +55,9 @@ class Rescaled(Regularizer):
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return self.scale**2 * self.base.energy(theta, x / self.scale)
+
+    def density(self, theta: Theta, x: Tensor) -> Tensor:
+        return self.scale**2 * self.base.density(theta, x / self.scale)
 
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
         return self.scale * self.base.gradient(theta, x / self.scale)

@@ -25,7 +25,7 @@ class Check:
     """
 
     step: int
-    computations: int
+    computations: float
     metric: Metric
     validation: float | None = None
     evaluation: float | None = None
@@ -93,7 +93,7 @@ class RunResult(Shown):
     def __repr__(self) -> str:
         summary = "" if self.evaluation is None else self.evaluation.summary
         quality = f", {summary}" if summary else ""
-        spent = f"{self.steps} steps, {self.cost.computations:,} computations, {self.seconds:.1f} s"
+        spent = f"{self.steps} steps, {self.cost.computations:,.0f} computations, {self.seconds:.1f} s"
         where = "" if self.run_dir is None else f", {str(self.run_dir)!r}"
         return f"RunResult({self.status!r}, {spent}{quality}{where})"
 

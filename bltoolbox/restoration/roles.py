@@ -16,7 +16,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Upper, rows_of
+from bltoolbox.bilevel.derivatives import rows_of
+from bltoolbox.bilevel.problem import Upper
 from bltoolbox.bilevel.records import Bound, Constants, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Role
 
@@ -59,9 +60,11 @@ class Data(Role):
 
 
 class Operator(Parametric):
-    """The forward operator A_θ, linear in x."""
+    """The forward operator A_θ, linear in x. One with A x = x declares ``identity``: primal–dual solvers then use the
+    proximal map of the data term directly."""
 
     kind = "operator"
+    identity: bool = False
 
     @abstractmethod
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
@@ -205,8 +208,12 @@ class Regularizer(Parametric):
     """R_θ(x), convex in x. ``init_params`` and ``energy`` are required; other methods make it faster or certified.
 
     One that is not convex in x declares ``convex = False``; its ``strong_convexity`` is then unknown unless it
-    overrides it. One that is not differentiable in x declares ``smooth = False``, one that treats places differently,
-    e.g. by a map of weights, ``uniform = False``: then pictures are not cut into tiles.
+    overrides it. One that is not differentiable in x declares ``smooth = False``: only primal–dual solvers can use it,
+    and ``gradient`` is any subgradient. One that treats places differently, e.g. by a map of weights, declares
+    ``uniform = False``: then pictures are not cut into tiles.
+
+    One with auxiliary variables has ``extra_channels``: x then has these channels after those of the image, in every
+    method. The shapes that methods receive are those of images, except for ``synthesise``.
     """
 
     kind = "regularizer"
@@ -223,8 +230,19 @@ class Regularizer(Parametric):
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         """R_θ of each sample, shape (B,)."""
 
+    def density(self, theta: Theta, x: Tensor) -> Tensor:
+        """R_θ place by place, (B, H', W'), with the sum ``energy``: for weights that depend on the place.
+
+        Where there is an analysis operator, its responses t = C x have these places as their last two dimensions, and
+        ψ does not mix them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no energy by place")
+
     def extra_channels(self, channels: int) -> int:
-        """The number of channels of auxiliary variables that follow those of the image in x."""
+        """The number of channels of auxiliary variables, which follow the ``channels`` of the image in x.
+
+        They are variables of the lower level like the image, start at zero and are not constrained.
+        """
         return 0
 
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
@@ -280,14 +298,15 @@ class Regularizer(Parametric):
         hypergradients."""
         raise NotImplementedError(f"{type(self).__name__} has no certified constants")
 
-    # A half-quadratic structure, R(x) = Σ ψ(t) with t = C x: needed by majorise–minimise solvers.
+    # R(x) = Σ ψ(t) with t = C x. Majorise–minimise solvers need the majorant of ψ; primal–dual solvers a bound of ‖C‖²,
+    # and of ψ its values, its conjugate and its proximal map.
 
     def analyse(self, theta: Theta, x: Tensor) -> Tensor:
         """t = C x (linear in x)."""
         raise NotImplementedError(f"{type(self).__name__} has no analysis operator")
 
     def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
-        """Cᵀ t, an image of ``shape`` (C, H, W)."""
+        """Cᵀ t, an x of ``shape`` (C, H, W), auxiliary channels included."""
         raise NotImplementedError(f"{type(self).__name__} has no analysis operator")
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
@@ -295,12 +314,30 @@ class Regularizer(Parametric):
         raise NotImplementedError(f"{type(self).__name__} has no majorant")
 
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        """A valid upper bound on ‖C‖², for primal–dual solvers."""
+        """A valid upper bound on ‖C‖² for images of ``shape`` (C, H, W), or None if none is known."""
         return None
 
+    def potential_sum(self, theta: Theta, t: Tensor) -> Tensor:
+        """Σ ψ(t) of each sample, shape (B,), summed in float64; R(x) at t = C x."""
+        raise NotImplementedError(f"{type(self).__name__} does not evaluate its potentials")
+
+    def conjugate(self, theta: Theta, p: Tensor) -> Tensor:
+        """Σ ψ*(p) of each sample, shape (B,), summed in float64; ψ*(p) = sup_t ⟨p, t⟩ − ψ(t).
+
+        Asked only at values of ``prox_conjugate``, so it is 0 where ψ is a norm.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no conjugate")
+
     def prox_potential(self, theta: Theta, t: Tensor, step: Tensor | float) -> Tensor:
-        """argmin_u ½(u − t)² + step·ψ(u), entry by entry or group by group."""
+        """argmin_u ½(u − t)² + step·ψ(u), entry by entry or group by group; ``step`` broadcasts with t."""
         raise NotImplementedError(f"{type(self).__name__} has no proximal map")
+
+    def prox_conjugate(self, theta: Theta, p: Tensor, step: Tensor | float) -> Tensor:
+        """argmin_u ½(u − p)² + step·ψ*(u); by Moreau's identity unless overridden.
+
+        Where ψ is a norm it is a projection, and more accurate if computed as such. Differentiable in θ and p.
+        """
+        return p - step * self.prox_potential(theta, p / step, 1 / step)
 
     def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor | None:
         """∇²R averaged over the image, by frequency, for given mean curvatures of the potentials."""

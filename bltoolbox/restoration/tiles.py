@@ -366,14 +366,15 @@ class _Solver:
             if operator is None:
                 at = self.at.setdefault(shape, at)
             tol = self.restorer.tol * math.sqrt(math.prod(shape))
-            found = solve_cold(model.solver, at.on(y), tol, model.recipe.iteration_limit)
+            lower = at.on(y)
+            found = solve_cold(model.solver, lower, tol, model.recipe.iteration_limit)
         except ValueError as error:
             raise BltError(str(error)) from error
         self.iterations += int(found.iterations.sum())
         late = [status for status in found.status if status is not Status.CONVERGED]
         self.unfinished += bool(late)
         self.status = late[0] if late else self.status
-        return found.x
+        return lower.view(found.x)
 
     def notes(self, tiles: int) -> Iterator[str]:
         if self.status is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.restoration.layout import with_channels
 from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.restoration.variational import Variational, join, split
 
@@ -118,9 +119,10 @@ def _find_overflow(
     """Which quantity of the regularizer is not finite at θ."""
     regularizer = problem.regularizer
     for shape in _to_try(regularizer, channels, trained) if theta else ():
-        x = torch.linspace(*problem.range, math.prod(shape)).reshape(1, *shape).to(next(iter(theta.values())))
+        image = torch.linspace(*problem.range, math.prod(shape)).reshape(1, *shape)
+        x = with_channels(image, regularizer.extra_channels(shape[0])).to(next(iter(theta.values())))
         try:
-            quantities = _quantities(regularizer, regularizer.prepare(theta), x, constants)
+            quantities = _quantities(regularizer, regularizer.prepare(theta), x, shape if constants else None)
         except (ValueError, RuntimeError, IndexError):
             continue  # θ is for images of another number of channels, or of another size
         for name, value in quantities.items():
@@ -131,16 +133,15 @@ def _find_overflow(
 
 
 def _quantities(
-    regularizer: Regularizer, theta: Theta, x: Tensor, constants: bool
+    regularizer: Regularizer, theta: Theta, x: Tensor, shape: Sequence[int] | None
 ) -> dict[str, Tensor | float | None]:
-    """What a run computes from θ."""
+    """What a run computes from θ, the constants for images of ``shape``."""
     with torch.no_grad():
         found: dict[str, Tensor | float | None] = {
             "energy": regularizer.energy(theta, x),
             "gradient": regularizer.gradient(theta, x),
         }
-        if constants:
-            shape = x.shape[1:]
+        if shape is not None:
             found["Lipschitz constant"] = regularizer.lipschitz(theta, shape)
             found["strong convexity"] = regularizer.strong_convexity(theta, shape)
     return found

@@ -19,15 +19,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Composite, Linearization, Lower, Upper, gradients_of, rows_of
+from bltoolbox.bilevel.derivatives import Linearization, gradients_of, rows_of
+from bltoolbox.bilevel.problem import Composite, Lower, Upper
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
+from bltoolbox.bilevel.saddle import Saddle
 from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
+from bltoolbox.bilevel.viewed import Viewed
 from bltoolbox.errors import BltError
-from bltoolbox.restoration.layout import image_layout
+from bltoolbox.restoration.layout import image_layout, with_channels
 from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
+from bltoolbox.restoration.saddle import ImageSaddle, has_saddle
 from bltoolbox.restoration.samples import Samples
 
 Constraint = Literal["none", "nonnegative", "box"]
@@ -122,6 +126,11 @@ class Variational(Problem):
             raise ValueError(misfit[1])
         return shape
 
+    def variable_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of x for images of ``shape`` (C, H, W): with the auxiliary channels of the regularizer."""
+        channels, *sides = shape
+        return channels + self.regularizer.extra_channels(channels), *sides
+
     def check(self, shape: Sequence[int], without: Collection[str] = ()) -> tuple[str, str] | None:
         """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
         for role, part in self.parts.items():
@@ -161,7 +170,7 @@ class VariationalTasks:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.samples.shape
+        return self.problem.variable_shape(self.samples.shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -175,7 +184,7 @@ class VariationalTasks:
         return len(self.samples)
 
     def at(self, theta: Theta, counter: Counter) -> VariationalTasksAt:
-        return VariationalTasksAt(self.problem.at(theta, self.shape, counter), self.samples)
+        return VariationalTasksAt(self.problem.at(theta, self.samples.shape, counter), self.samples)
 
 
 @dataclass(frozen=True)
@@ -189,7 +198,9 @@ class VariationalTasksAt:
         sample = self.samples.batch(ids)
         lower = self.at.on(sample.y, sample.context, ids)
         upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
-        return lower, LearnedForward(upper, sample, lower) if split(self.at.theta, "operator") else upper
+        if split(self.at.theta, "operator"):
+            upper = LearnedForward(upper, sample, lower)
+        return lower, Viewed(upper, lower) if self.at.extra else upper
 
 
 @dataclass(frozen=True)
@@ -267,6 +278,11 @@ class VariationalAt:
         return prepare(self.problem, self.theta)
 
     @cached_property
+    def extra(self) -> int:
+        """The number of auxiliary channels that follow those of the image in x."""
+        return self.problem.regularizer.extra_channels(self.shape[0])
+
+    @cached_property
     def prior_lipschitz(self) -> Bound:
         """Of ∇R; computed when a solver asks."""
         theta = self.prepared["regularizer"]  # made where it is differentiable
@@ -317,7 +333,10 @@ class VariationalAt:
         """A true lower bound of the strong convexity of h without its regularizer."""
         least, most = self.spectrum(context)
         curvature, _ = self.problem.data_term.spectrum(self._data_theta(context), y)
-        return add_bounds(_lowest(curvature, least, most), self.problem.strong_convexity)
+        bound = _lowest(curvature, least, most)
+        if self.extra and bound is not None:  # the data term does not depend on the auxiliary channels
+            bound = torch.as_tensor(bound).clamp_max(0.0)
+        return add_bounds(bound, self.problem.strong_convexity)
 
     def lipschitz(self, y: Tensor, context: Rows) -> Bound:
         """A true upper bound of the Lipschitz constant of ∇h, or None when a component knows none."""
@@ -388,7 +407,7 @@ class ImageLower(Lower):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.at.shape
+        return self.problem.variable_shape(self.at.shape)
 
     @property
     def constrained(self) -> bool:  # type: ignore[override]
@@ -426,15 +445,22 @@ class ImageLower(Lower):
     def start(self) -> Tensor:
         y = self.problem.data_term.centre(self.data_theta, self.y)
         start = self.problem.operator.start(y, self.at.prepared["operator"], self.context)
-        return self.project(image_layout(start))
+        return self.project(self.embed(image_layout(start)))
+
+    def view(self, x: Tensor) -> Tensor:
+        """The image in x."""
+        return x[:, : self.at.shape[0]] if self.at.extra else x
+
+    def embed(self, v: Tensor) -> Tensor:
+        return with_channels(v, self.at.extra)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A x."""
-        return self.problem.operator.apply(x, self.at.prepared["operator"], self.context)
+        """A applied to the image in x."""
+        return self.problem.operator.apply(self.view(x), self.at.prepared["operator"], self.context)
 
     def backward(self, t: Tensor) -> Tensor:
-        """Aᵀ t."""
-        return self.problem.operator.adjoint(t, self.at.prepared["operator"], self.context)
+        """The adjoint of ``forward``."""
+        return self.embed(self.problem.operator.adjoint(t, self.at.prepared["operator"], self.context))
 
     def energy(self, x: Tensor) -> Tensor:
         data = self.problem.data_term.value(self.data_theta, self.forward(x), self.y)
@@ -449,8 +475,10 @@ class ImageLower(Lower):
         return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
 
     def project(self, x: Tensor) -> Tensor:
-        low, high = self.problem.bounds
-        return x.clamp(low, high) if self.constrained else x
+        if not self.constrained:
+            return x
+        inside = self.view(x).clamp(*self.problem.bounds)
+        return torch.cat([inside, x[:, self.at.shape[0] :]], dim=1) if self.at.extra else inside
 
     def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
         gradient = self.gradient(x) if gradient is None else gradient
@@ -459,12 +487,13 @@ class ImageLower(Lower):
     def free(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Pixels that the constraint does not hold: inside C, or drawn inwards by the gradient."""
         low, high = self.problem.bounds
-        held = torch.zeros_like(x, dtype=torch.bool)
+        image, gradient = self.view(x), self.view(gradient)
+        held = torch.zeros_like(image, dtype=torch.bool)
         if low is not None:
-            held |= (x <= low) & (gradient >= 0)
+            held |= (image <= low) & (gradient >= 0)
         if high is not None:
-            held |= (x >= high) & (gradient <= 0)
-        return ~held
+            held |= (image >= high) & (gradient <= 0)
+        return ~self.embed(held)
 
     def linearize(self, x: Tensor) -> Linearization:
         self.counter.linearisations += len(x)
@@ -479,6 +508,7 @@ class ImageLower(Lower):
         pairing = self.problem.regularizer.pairing(parts["regularizer"], x, q)
         if parts["operator"] or parts["data_term"]:
             apply = self.problem.operator.apply
+            x, q = self.view(x), self.view(q)
             t = apply(x, parts["operator"], self.context)
             data_theta = self.problem.data_term.select(parts["data_term"], self.context)
             slope = self.problem.data_term.gradient(data_theta, t, self.y)
@@ -521,6 +551,9 @@ class ImageLower(Lower):
             _HalfQuadratic(self) if offers("majorant") and self.problem.data_term.offers("majorant") else None
         )
 
+    def saddle(self) -> Saddle | None:
+        return ImageSaddle(self) if has_saddle(self.problem.regularizer, self.problem.data_term) else None
+
 
 @dataclass(frozen=True)
 class BoundOperator:
@@ -532,7 +565,7 @@ class BoundOperator:
         return self.lower.forward(x)
 
     def adjoint(self, t: Tensor) -> Tensor:
-        return self.lower.backward(t)
+        return self.lower.view(self.lower.backward(t))
 
     @property
     def squared_norm(self) -> Bound:
@@ -596,3 +629,10 @@ class _HalfQuadratic:
         slope = lower.problem.data_term.gradient(theta, data, lower.y)
         curvature = lower.problem.data_term.majorant(theta, data, lower.y)
         return (weights * prior, slope), (weights, curvature)
+
+    @property
+    def tilt_curvature(self) -> None:
+        return None
+
+    def tilt(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)

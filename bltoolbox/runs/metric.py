@@ -70,7 +70,7 @@ class Metric:
             isinstance(metric.name, str)
             and _NAME.fullmatch(metric.name)
             and all(isinstance(text, str) and len(text) <= _LONGEST for text in (metric.label, metric.unit))
-            and isinstance(metric.digits, int)
+            and type(metric.digits) is int  # a boolean is one, too, but no precision
             and 0 <= metric.digits <= 9
             and isinstance(metric.higher, bool)
         )

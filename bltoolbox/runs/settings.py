@@ -43,8 +43,11 @@ def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     """What distinguishes each recipe: ``upper_optimizer=isgd, sampler.size=8``; empty if nothing does.
 
     Where recipes name different components, the options of a component are given only if they differ between the
-    recipes that name it.
+    recipes that name it. Variants go by their names, with the settings in which runs of one variant differ.
     """
+    variants = [recipe.get("variant") for recipe in recipes]
+    if all(variants) and len(set(map(str, variants))) > 1:
+        return [_variant_label(recipe, recipes) for recipe in recipes]
     flat = [flatten(recipe) for recipe in recipes]
     keys = differing(recipes)
     found = []
@@ -59,6 +62,12 @@ def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
                 parts.append(f"{key.removesuffix('.name')}={shown(one[key])}")
         found.append(", ".join(parts))
     return found
+
+
+def _variant_label(recipe: Mapping[str, Any], recipes: Sequence[Mapping[str, Any]]) -> str:
+    same = [other for other in recipes if other["variant"] == recipe["variant"]]
+    more = labels(same)[next(k for k, other in enumerate(same) if other is recipe)]
+    return ", ".join(filter(None, [str(recipe["variant"]), more]))
 
 
 def _component(flat: Mapping[str, Any], key: str, keys: Sequence[str]) -> tuple[Any, ...]:

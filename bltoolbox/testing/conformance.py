@@ -28,7 +28,14 @@ from bltoolbox.config.hooks import KINDS
 from bltoolbox.config.registry import Registered, Registry, load_registry
 from bltoolbox.config.wording import did_you_mean, reason_of
 from bltoolbox.errors import BltError, MissingError, UsageError
-from bltoolbox.testing.checks import PROPERTIES, ConformanceFailure, NotApplicable, Property, Subject
+from bltoolbox.testing.checks import (
+    PROPERTIES,
+    ConformanceFailure,
+    NotApplicable,
+    NotVerified,
+    Property,
+    Subject,
+)
 
 __all__ = [
     "ConformanceFailure",
@@ -44,14 +51,18 @@ IMPORTED = "can be imported"
 BUILT = "builds from its example options"
 
 
+#: ``skipped`` does not apply to the component; ``unverified`` applies, but nothing can tell whether it holds.
+Status = Literal["passed", "failed", "skipped", "unverified"]
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one property of one component; ``message`` says why it failed or was skipped."""
+    """The outcome of one property of one component; ``message`` says why it did not pass."""
 
     kind: str
     name: str
     property: str
-    status: Literal["passed", "failed", "skipped"]
+    status: Status
     message: str = ""
     seconds: float = 0.0
 
@@ -159,6 +170,8 @@ def conformance_tests(*targets: str, files: Sequence[str | Path] = ()) -> Callab
             )
         if outcome.status == "skipped":
             pytest.skip(outcome.message)
+        if outcome.status == "unverified":
+            pytest.skip(f"not verified: {outcome.message}")
 
     return test
 
@@ -188,12 +201,14 @@ def _builds(subject: Subject) -> None:
 def _judge(property: Property, subject: Subject) -> Outcome:
     """The outcome of a property; exceptions of the component count as failures."""
     begin = time.perf_counter()
-    status: Literal["passed", "failed", "skipped"] = "passed"
+    status: Status = "passed"
     message = ""
     try:
         property(subject)
     except ConformanceFailure as failure:
         status, message = "failed", failure.message
+    except NotVerified as reason:
+        status, message = "unverified", str(reason)
     except (NotApplicable, MissingError) as reason:
         # A missing dependency is not the fault of the component.
         status, message = "skipped", str(reason)

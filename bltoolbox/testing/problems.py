@@ -75,6 +75,7 @@ class Gain(Operator):
     def __init__(self, learned: bool = False, log_gain: float = 0.0) -> None:
         self.learned = learned
         self.log_gain = log_gain
+        self.identity = not learned and log_gain == 0
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         value = torch.full((1,), self.log_gain, dtype=torch.float64)
@@ -114,6 +115,9 @@ class SquaredMisfit(DataTerm):
 
     def majorant(self, theta: Theta, t: Tensor, y: Tensor) -> float:
         return 1.0
+
+    def prox(self, theta: Theta, t: Tensor, y: Tensor, step: Tensor | float) -> Tensor:
+        return (t + step * y) / (1 + step)
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,18 @@ class Tikhonov(Regularizer):
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return self._curvature(theta, t).expand_as(t)
 
+    def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> float:
+        return 1.0
+
+    def potential_sum(self, theta: Theta, t: Tensor) -> Tensor:
+        return 0.5 * (self._curvature(theta, t) * t.square()).flatten(1).sum(1, dtype=torch.float64)
+
+    def conjugate(self, theta: Theta, p: Tensor) -> Tensor:
+        return 0.5 * (p.square() / self._curvature(theta, p)).flatten(1).sum(1, dtype=torch.float64)
+
+    def prox_potential(self, theta: Theta, t: Tensor, step: Tensor | float) -> Tensor:
+        return t / (1 + step * self._curvature(theta, t))
+
     def solution(self, theta: Theta, y: Tensor) -> Tensor:
         """x̂ of measurements y with A = I."""
         return y / (1 + self._curvature(theta, y))
@@ -277,7 +293,8 @@ def make_oracle(
         Images(images), operator, White(noise), seed=seed, dtype=dtype, operator_theta=operator_theta
     )
     problem = variational(operator, regularizer, constraint, strong_convexity, {"training": samples})
-    return BilevelOracle(problem, VariationalTasks(problem, samples), solver, hypergradient, **options)
+    tasks = VariationalTasks(problem, samples)
+    return BilevelOracle(problem, tasks, solver, hypergradient, seed=seed, **options)
 
 
 def full_batch(oracle: BilevelOracle) -> Batch:

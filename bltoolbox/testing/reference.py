@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Lower
+from bltoolbox.bilevel.derivatives import gradients_of
+from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.tensors import dot, expand, norm
 
 
@@ -68,3 +69,24 @@ def _descend(lower: Lower, x: Tensor, gradient: Tensor, lipschitz: Tensor) -> tu
             break
         lipschitz = torch.where(short, 2 * lipschitz, lipschitz)
     return new, lipschitz
+
+
+def reference_hypergradient(lower: Lower, upper: Upper, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """Σ_i w_i ∇f_i at minimisers x, by implicit differentiation of the energy with dense Hessians; for small x."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        gradient = torch.autograd.grad(lower.energy(x).sum(), x, create_graph=True)[0]
+    units = torch.eye(x[0].numel(), dtype=x.dtype).view(-1, 1, *x.shape[1:])
+    columns = [
+        torch.autograd.grad(gradient, x, unit.expand_as(x), retain_graph=True)[0].flatten(1) for unit in units
+    ]
+    right = upper.gradient(x.detach()).flatten(1)
+    q = torch.linalg.solve(torch.stack(columns, 2), right.unsqueeze(-1)).view_as(x)
+    leaves = {name: value.detach().requires_grad_() for name, value in lower.theta.items()}
+    with torch.enable_grad():
+        slope = torch.autograd.grad(lower.at_theta(leaves).energy(x).sum(), x, create_graph=True)[0]
+        total = (weights * dot(slope, q)).sum()
+    z = {name: -part for name, part in gradients_of(total, leaves).items()}
+    for name, part in upper.theta_gradient(x.detach(), weights).items():
+        z[name] = z[name] + part
+    return z

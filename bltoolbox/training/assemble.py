@@ -15,17 +15,25 @@ from torch import Tensor
 
 from bltoolbox.bilevel.device import pick_device, set_precision
 from bltoolbox.bilevel.events import Listener
+from bltoolbox.bilevel.kept import MOST
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, Sampler
 from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits, listed, without_truth
+from bltoolbox.config.reading import quantity
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.restoration.from_recipe import build, build_problem, measured, refusal
+from bltoolbox.restoration.from_recipe import (
+    build,
+    build_evaluation_solver,
+    build_problem,
+    measured,
+    refusal,
+)
 from bltoolbox.restoration.metrics import ImageMetric, deciding, values_in
 from bltoolbox.restoration.model import read_range, read_theta
 from bltoolbox.restoration.roles import Data, UpperLoss
@@ -111,9 +119,11 @@ def assemble(
         bound=recipe.certificates.bound,
         bound_every=recipe.certificates.every,
         wants=_wanted(recipe, parts["sampler"], parts["hypergradient"]),
+        seed=recipe.seed,
         ranks=ranks,
     )
     _refuse_certified(recipe, oracle, theta)
+    _account_for_memory(recipe, oracle, theta)
     baseline = _baseline(recipe, registry, problem, train, metric)
     loggers = [Guarded(block.name, _logger(recipe, block, registry)) for block in recipe.loggers]
     return Experiment(
@@ -124,6 +134,7 @@ def assemble(
         sampler_state=sampler_state,
         optimizer=parts["upper_optimizer"],
         theta=theta,
+        evaluation_solver=build_evaluation_solver(recipe, registry, parts["lower_solver"]),
         metric=metric,
         validation=validation,
         evaluation=evaluation,
@@ -284,6 +295,24 @@ def _refuse_certified(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> No
     raise refusal(recipe, "certificates.bound", message)
 
 
+def _account_for_memory(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> None:
+    """Log what components keep of every sample, and refuse what would fill a disk."""
+    count = len(oracle.tasks)
+    for section, kept in zip(("hypergradient", "lower_solver"), oracle.kept(theta), strict=True):
+        if not kept.row_bytes:
+            continue
+        name, total = getattr(recipe, section).name, count * kept.row_bytes
+        sentence = (
+            f"{name!r} keeps {quantity(kept.row_bytes)} ({listed(list(kept.examples), 'and')}) of each of {count:,}"
+            f" samples, {quantity(total)} in all"
+        )
+        if total > MOST:
+            message = f"{sentence}, above the limit of {quantity(MOST)}; use fewer or smaller images"
+            raise refusal(recipe, section, f"{message}, or another {section}")
+        if oracle.ranks.first:
+            log.info("%s %s", section, sentence)
+
+
 def _initial_theta(
     recipe: Recipe, problem: Variational, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
@@ -349,21 +378,27 @@ def _baseline(
             f"a baseline is tuned by {metric.label}, which cannot be measured without true images; set"
             " validation.metric: loss, or leave the baseline out",
         )
-    if problem.data_term.init_params(train.shape, keyed_generator("theta", recipe.seed)):
-        name = recipe.data_term.name
-        raise refusal(
-            recipe,
-            "baseline",
-            f"only the regularizer of a baseline is tuned, but data term {name!r} has parameters, too;"
-            " leave baseline out",
-        )
     regularizer = build(recipe, "baseline", registry)
-    theta = join(regularizer=regularizer.init_params(train.shape, keyed_generator("theta", recipe.seed)))
-    if (size := sum(value.numel() for value in theta.values())) > 2:
+    tuned = regularizer.init_params(train.shape, keyed_generator("theta", recipe.seed))
+    if (size := sum(value.numel() for value in tuned.values())) > 2:
         raise refusal(
             recipe,
             "baseline",
             f"{recipe.baseline.name!r} has {size} parameters; a baseline has at most two, such as tv",
         )
+    theta = join(**(_standard_params(recipe, problem, train) | {"regularizer": tuned}))
     theta = {name: value.to(train.device, train.dtype) for name, value in theta.items()}
     return replace(problem, regularizer=regularizer), theta
+
+
+def _standard_params(recipe: Recipe, problem: Variational, train: Samples) -> dict[str, dict[str, Tensor]]:
+    """What one would choose without learning, by role; the initial θ unless a component has another choice."""
+    generator = keyed_generator("theta", recipe.seed)
+    params = {}
+    for role, part in problem.parts.items():
+        try:
+            params[role] = part.standard_params(train.shape, generator)
+        except ValueError as error:
+            name = getattr(recipe, role).name
+            raise refusal(recipe, "baseline", f"{name}: {error}, or leave baseline out") from error
+    return params

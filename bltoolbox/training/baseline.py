@@ -1,5 +1,8 @@
 """A reference to beat: a regularizer with one or two parameters, tuned on the training data.
 
+Only the regularizer is tuned. Where operator or data term have parameters, too, these stay what one would choose
+without learning (``Parametric.standard_params``), so the comparison also shows what learning them is worth.
+
 Derivative-free on purpose: coordinate-wise golden-section search uses nothing of the method it is compared with. The
 search can be stopped at any iteration, and then keeps the best parameters it has tried.
 """
@@ -21,7 +24,7 @@ from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, BudgetExhausted, NumericalError
 from bltoolbox.restoration.evaluation import evaluate
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import Variational
+from bltoolbox.restoration.variational import Variational, join, split
 from bltoolbox.runs.metric import Metric
 
 #: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm),
@@ -59,14 +62,15 @@ def tune(
 ) -> Tuned:
     """θ with the best mean of ``metric`` on the first training images, as far as the search got before ``stop``."""
     best = {name: value.clone() for name, value in theta.items()}
-    if sum(value.numel() for value in best.values()) > 2:
+    tuned = join(regularizer=split(theta, "regularizer"))
+    if sum(value.numel() for value in tuned.values()) > 2:
         raise BltError("a baseline must be a regularizer with at most two parameters, such as tv")
     options: dict[str, Any] = {"tol": tol, "chunk": chunk, "limit": limit, "ranks": ranks}
     search = _Search(problem, samples, _Stoppable(solver, stop), metric, options)
     radius = _RADIUS
     try:
         for _ in range(_SWEEPS):
-            for name in best:
+            for name in tuned:
                 loss = partial(search.loss, best, name)
                 value = search_around(loss, float(best[name]), radius)
                 best[name] = best[name].new_full(best[name].shape, value)

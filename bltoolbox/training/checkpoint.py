@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.warm_starts import MAPPED, Stores
-from bltoolbox.config.names import CHECKPOINT_NAME
+from bltoolbox.config.names import CHECKPOINT_NAME, is_component
 from bltoolbox.config.reading import CHECKPOINT, FileRefused, file_size, open_file
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, refusing_misfits
@@ -35,7 +35,7 @@ from bltoolbox.training.payload import PayloadError, check_payload
 
 MAGIC = b"bltoolbox checkpoint\n"
 #: Version of the content. A newer one is refused, an older one is read.
-FORMAT = 2
+FORMAT = 3
 _KEPT = 2
 #: Length of the checksum in characters.
 _DIGEST = 64
@@ -119,7 +119,7 @@ def _names_segment(entry: Any) -> bool:
     if not isinstance(entry, list | tuple) or len(entry) != 2:
         return False
     name, count = entry
-    return isinstance(name, str) and Path(name).name == name and isinstance(count, int)
+    return is_component(name) and isinstance(count, int)
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Checkpoints:
     def _read_own(self, entry: Any) -> Any:
         """The data of one rank, in the manifest or in its own file."""
         if isinstance(entry, str):
-            if Path(entry).name != entry:
+            if not is_component(entry):
                 raise DamagedCheckpoint(f"{entry} is not in the folder of the checkpoints")
             entry = read_checked(self.folder / entry).get("own")
         if not isinstance(entry, dict | None):

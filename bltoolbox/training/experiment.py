@@ -21,7 +21,7 @@ from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
 from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
-from bltoolbox.bilevel.roles import Sampler, UpperOptimizer
+from bltoolbox.bilevel.roles import LowerSolver, Sampler, UpperOptimizer
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.distributed.ranks import RankFailed, RankLost
 from bltoolbox.errors import BudgetExhausted, NumericalError, explain, refusing_misfits
@@ -78,6 +78,8 @@ class Experiment:
     sampler_state: dict[str, Any]
     optimizer: UpperOptimizer
     theta: dict[str, Tensor]
+    #: The solver of every restoration that is not a step of training.
+    evaluation_solver: LowerSolver
     #: The metric by which the best θ is chosen.
     metric: ImageMetric
     validation: Samples | None = None
@@ -102,7 +104,7 @@ class Experiment:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
     def model(self, theta: Theta) -> Model:
-        return Model(self.problem, self.oracle.solver, dict(theta), self.recipe, self.train.shape)
+        return Model(self.problem, self.evaluation_solver, dict(theta), self.recipe, self.train.shape)
 
     @detached()
     def run(
@@ -189,12 +191,12 @@ class _Run:
         """Add up over ranks the cost of the interrupted call: the ledger counts it when it is repeated."""
         oracle = self.experiment.oracle
         mine, lost = oracle.interrupted - self.interrupted, Cost()
-        for cost in self.ranks.gather("interrupted", asdict(mine)):
-            lost = lost + Cost(**cost)
+        for cost in self.ranks.gather("interrupted", mine.pack()):
+            lost = lost + Cost.unpack(cost)
         self.interrupted = oracle.interrupted = self.interrupted + lost
         if lost.computations:
             self._notify(
-                "phase", f"{lost.computations:,} computations of an interrupted call will be repeated"
+                "phase", f"{lost.computations:,.0f} computations of an interrupted call will be repeated"
             )
 
     def snapshot(self) -> dict[str, Any]:
@@ -206,8 +208,8 @@ class _Run:
             "steps": self.steps,
             "seconds": self._seconds(),
             "checking": self.checking,
-            "cost": asdict(self.experiment.oracle.cost),
-            "interrupted": asdict(self.interrupted),
+            "cost": self.experiment.oracle.cost.pack(),
+            "interrupted": self.interrupted.pack(),
             "journal": self.experiment.oracle.journal.pack(),
             "own": {"trials": trials} if (trials := self.experiment.oracle.journal.trials()) else None,
             "checks": self.checks,
@@ -233,8 +235,8 @@ class _Run:
         self.steps = content["steps"]
         self.checking = content["checking"]
         self.began = self.ranks.now() - content["seconds"] - self.checking
-        self.experiment.oracle.cost = Cost(**content["cost"])
-        self.interrupted = self.experiment.oracle.interrupted = Cost(**content.get("interrupted", {}))
+        self.experiment.oracle.cost = Cost.unpack(content["cost"])
+        self.interrupted = self.experiment.oracle.interrupted = Cost.unpack(content.get("interrupted", {}))
         trials = [own["trials"] for own in content["own"]]
         lives_here = self.experiment.oracle.solutions.owns
         self.experiment.oracle.journal.restore(content["journal"], trials, device, lives_here)
@@ -339,6 +341,8 @@ class _Run:
         result = self.experiment.oracle.latest
         if result is None or not any(batch.weights) or result.value.value == (result.value.penalty or 0):
             return  # for an empty batch or a loss of zero this is right
+        if result.first:
+            return  # where x and the adjoint are updated together, the first z is zero
         alone = self._penalty_gradient()
         if any(not torch.equal(part, alone[name]) for name, part in result.gradient.items()):
             self.zeros = 0
@@ -429,7 +433,7 @@ class _Run:
             problem,
             theta,
             experiment.train,
-            experiment.oracle.solver,
+            experiment.evaluation_solver,
             metric=experiment.metric,
             stop=self._late,
             **self._options(),
@@ -459,9 +463,8 @@ class _Run:
         """Restore and measure: the deciding metric, and with ``every`` all others of the problem as well."""
         oracle, name = self.experiment.oracle, self.experiment.metric.name
         names = (name, *problem.metrics) if every else (name,)
-        restored = evaluate(
-            problem, theta, samples, oracle.solver, keep=keep, metrics=names, **self._options()
-        )
+        solver = self.experiment.evaluation_solver
+        restored = evaluate(problem, theta, samples, solver, keep=keep, metrics=names, **self._options())
         oracle.charge(Cost(evaluation_iterations=restored.iterations))
         return restored
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bltoolbox.bilevel.events import Listener as Listener
 from bltoolbox.bilevel.records import Theta
+from bltoolbox.errors import BltError
 from bltoolbox.restoration.results import Check, RunResult
 
 if TYPE_CHECKING:
@@ -27,11 +28,9 @@ class Guarded(Listener):
             getattr(self.logger, event)(*details)
         except Exception as error:
             self.broken = True
+            reason = error if isinstance(error, BltError) else f"{type(error).__name__}: {error}"
             logging.getLogger(__name__).warning(
-                "logger %r failed (%s: %s); the run continues without it",
-                self.name,
-                type(error).__name__,
-                error,
+                "logger %r failed (%s); the run continues without it", self.name, reason
             )
 
     def started(self, experiment: Experiment) -> None:

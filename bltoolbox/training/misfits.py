@@ -7,7 +7,6 @@ advance; other misfits are reported in one sentence when they occur.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,10 +31,7 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
                 kind = type(content[key][name]).__name__
                 raise ValueError(f"{name} in the state of the {key} is of the wrong type ({kind})")
     for cost in (content["cost"], content.get("interrupted", {})):
-        if unknown := sorted(set(cost) - {field.name for field in fields(Cost)}):
-            raise ValueError(f"the cost has an unknown entry {unknown[0]}")
-        if not all(isinstance(value, int) for value in cost.values()):
-            raise ValueError("the cost has an entry that is not an integer")
+        Cost.unpack(cost)
     for key in ("theta", "before"):
         check_theta(content[key], experiment.theta)
         for name, value in content[key].items():
@@ -61,7 +57,7 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
     if not isinstance(content["ended"], str | None):
         raise ValueError("the reason why the run ended is not text")
     for store in (experiment.oracle.solutions,):
-        _check_rows(store, tuple(experiment.train.shape))
+        _check_rows(store, experiment.oracle.tasks.shape)
 
 
 def _alike(value: Any, expected: Any) -> bool:

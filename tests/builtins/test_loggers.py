@@ -180,6 +180,18 @@ def test_csv_goes_on_with_the_run(tmp_path: Path) -> None:
     assert key(file) == key(tmp_path / "whole" / "deep" / "figures.csv")
 
 
+def test_csv_refuses_a_damaged_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recipe = load_recipe("smoke", [*QUICK, "loggers=[csv]"])
+    with pytest.raises(Interrupted):
+        run(recipe, out=tmp_path / "run", listeners=[StopAt(2)])
+    file = tmp_path / "run" / "figures.csv"
+    damaged = file.read_text().replace("\n1,", "\nx,", 1)
+    file.write_text(damaged)
+    resume(tmp_path / "run")
+    assert f"logger 'csv' failed ({file} has a damaged line; delete the file" in caplog.text
+    assert file.read_text() == damaged
+
+
 # tensorboard
 
 

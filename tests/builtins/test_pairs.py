@@ -350,6 +350,20 @@ class TestTrust:
         }
         assert word.get(trick, "other files") in str(caught.value)
 
+    def test_hdf5_with_a_damaged_part_is_a_sentence(self, here: Path) -> None:
+        h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+        with h5py.File("whole.h5", "w") as file:
+            file.create_dataset("x", data=counts(), chunks=(1, HEIGHT, WIDTH), compression="gzip")
+        whole, sentences = Path("whole.h5").read_bytes(), set()
+        for place in range(0, len(whole), 40):
+            Path("a.h5").write_bytes(whole[:place] + b"\xff" * 8 + whole[place + 8 :])
+            try:
+                Pairs(measured="a.h5:/x").measured(range(COUNT))
+            except ValueError as error:
+                sentences.add(str(error))
+        causes = [sentence for sentence in sentences if sentence.startswith("a.h5 cannot be read as HDF5: ")]
+        assert len(causes) > 3 and all(len(sentence.splitlines()) == 1 for sentence in sentences)
+
     def test_the_datasets_of_a_file_are_named(self, here: Path) -> None:
         h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
         with h5py.File("a.h5", "w") as file:

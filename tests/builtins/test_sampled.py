@@ -21,10 +21,13 @@ from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.evaluation import solve_cold
+from bltoolbox.restoration.metrics import METRICS
 from bltoolbox.restoration.variational import Variational, join
 from bltoolbox.testing import smooth_images, variational
 from bltoolbox.testing.conformance import check_component, select
 from bltoolbox.testing.recipe_check import check_recipe
+from bltoolbox.training.assemble import assemble
+from bltoolbox.training.baseline import tune
 
 FULL = MRI(acceleration=1)
 SHAPE = (1, 8, 10)
@@ -149,7 +152,10 @@ def test_a_binary_pattern_is_the_mask_of_the_operator(tmp_path: Path) -> None:
         (["data_term={name: sampled-least-squares, count: 2, center: 3}"], "less than the 3 of center"),
         (["data_term={name: sampled-least-squares, center: 0}"], "at least 1"),
         (["data_term={name: sampled-least-squares, count: 17}"], "17 columns cannot be measured"),
-        (["data_term=sampled-least-squares", "baseline=tv"], "has parameters, too"),
+        (
+            ["data_term=sampled-least-squares", "baseline=tv"],
+            "set count, the number of columns.*leave baseline out",
+        ),
         (
             ["data_term=sampled-least-squares", "evaluation={name: photos, size: 32}"],
             r"images of 16×16 pixels, not of 32×32; use evaluation images of that size",
@@ -177,3 +183,21 @@ def test_from_a_learned_pattern_to_a_binary_one(tmp_path: Path) -> None:
     second = run(load_recipe("smoke", words))
     assert torch.equal(second.theta["data_term.sampling"], binary_pattern(s, 6, 3))
     assert not torch.equal(second.theta["regularizer.kernels"], first.theta["regularizer.kernels"])
+
+
+def test_a_baseline_measures_the_lowest_frequencies_and_tunes_only_its_regularizer() -> None:
+    """It has the same number of columns, whatever was learned: the reference is what one would do without learning."""
+    settings = [
+        *TINY,
+        "data_term={name: sampled-least-squares, count: 5, sparsity: 0.05}",
+        "evaluation={name: dead-leaves, count: 1, size: 16, seed: 3}",
+        "baseline=tv",
+    ]
+    experiment = assemble(load_recipe("smoke", settings))
+    assert experiment.baseline is not None
+    baseline, theta = experiment.baseline
+    assert theta["data_term.sampling"].nonzero()[:, 1].tolist() == [0, 1, 2, 14, 15]
+    options = {"tol": 1e-2, "chunk": 6, "limit": 500, "metric": METRICS["psnr"]}
+    tuned = tune(baseline, theta, experiment.train, experiment.oracle.solver, **options).theta  # type: ignore[arg-type]
+    assert torch.equal(tuned["data_term.sampling"], theta["data_term.sampling"])
+    assert not torch.equal(tuned["regularizer.log_weight"], theta["regularizer.log_weight"])

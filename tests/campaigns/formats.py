@@ -36,8 +36,14 @@ from bltoolbox.runs.watch import Watched
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.driver import resume_in
 from bltoolbox.training.resume import reopen
+from bltoolbox.training.run_dir import RunDirectory
 from bltoolbox.training.sweep.grid import parse_grid
 from bltoolbox.training.sweep.plan import Sweep, plan
+
+try:
+    import h5py
+except ImportError:  # an extra
+    h5py = None
 
 REGISTRY = load_registry()
 TINY: dict[str, Any] = {
@@ -48,6 +54,7 @@ TINY: dict[str, Any] = {
     "sampler": {"size": 2},
     "validation": {"count": 1, "checks": 2},
     "checkpoint": {"every": 0},
+    "loggers": [{"name": "csv"}],
     "device": "cpu",
     "iteration_limit": 200,
     "budget": {"steps": 2},
@@ -111,9 +118,24 @@ def surroundings(folder: Path) -> None:
     np.save(folder / "images.npy", numbers.integers(256, size=(4, 12, 12, 3), dtype=np.uint8))
     rows = [f"{i},photo-{i // 2}" for i in range(4)]
     (folder / "images.csv").write_text("\n".join(["index,photograph", *rows, ""]))
+    _write_recorded(folder, numbers)
     np.save(folder / "mask.npy", np.eye(12, dtype=bool))
+    np.save(folder / "weights.npy", numbers.random((12, 12)))
+    np.save(folder / "coils.npy", numbers.random((2, 12, 12)) + 1j)
     np.save(folder / "kernel.npy", np.ones((3, 3)) / 9)
     _write_sweep(folder)
+
+
+def _write_recorded(folder: Path, numbers: np.random.Generator) -> None:
+    """Measurements with a mask for each of them, as an array and, where h5py is there, as an HDF5 file."""
+    measured = numbers.integers(256, size=(4, 12, 12), dtype=np.uint8)
+    masks = numbers.integers(2, size=measured.shape, dtype=np.uint8)
+    np.save(folder / "measured.npy", measured)
+    np.save(folder / "masks.npy", masks)
+    if h5py is not None:
+        with h5py.File(folder / "measured.h5", "w") as file:
+            file.create_dataset("low", data=measured, chunks=(1, 12, 12), compression="gzip")
+            file["masks"] = masks
 
 
 def _write_sweep(folder: Path) -> None:
@@ -192,6 +214,17 @@ def _copy(folder: Path) -> Path:
     return place
 
 
+def begin_again(folder: Path) -> None:
+    """``blt run --overwrite`` without the run: what was there is deleted."""
+    with RunDirectory(_copy(folder), overwrite=True).begun(_recipe()):
+        pass
+
+
+def begin_again_and_go_on(folder: Path) -> None:
+    begin_again(folder)
+    go_on(folder)
+
+
 def look_and_assemble(folder: Path) -> None:
     look(folder)
     assemble(load_recipe(folder / "run" / "resolved.yaml", (), REGISTRY), REGISTRY)
@@ -248,6 +281,36 @@ def read_mask(folder: Path) -> None:
     for name in ("inpainting", "mri"):
         color = "gray" if name == "mri" else "rgb"
         assemble(_recipe(operator={"name": name, "mask": str(folder / "mask.npy")}, color=color), REGISTRY)
+
+
+def read_weights(folder: Path) -> None:
+    term = {"name": "least-squares", "weights": str(folder / "weights.npy")}
+    assemble(_recipe(data_term=term, lower_solver="agd"), REGISTRY)
+
+
+def read_coils(folder: Path) -> None:
+    assemble(_recipe(operator={"name": "mri", "coils": str(folder / "coils.npy")}, color="gray"), REGISTRY)
+
+
+def _read_pairs(measured: str, masks: str) -> None:
+    context = [{"key": "mask", "path": masks}]
+    recipe = _recipe(
+        data={"name": "pairs", "measured": measured, "clean": measured, "context": context},
+        operator="inpainting",
+        noise=None,
+        color="gray",
+        evaluation=None,
+    )
+    experiment = assemble(recipe, REGISTRY)
+    experiment.train.batch(range(len(experiment.train)))
+
+
+def read_recorded(folder: Path) -> None:
+    _read_pairs(str(folder / "measured.npy"), str(folder / "masks.npy"))
+
+
+def read_hdf5(folder: Path) -> None:
+    _read_pairs(f"{folder}/measured.h5:/low", f"{folder}/measured.h5:/masks")
 
 
 def read_kernel(folder: Path) -> None:
@@ -339,8 +402,28 @@ def formats() -> list[Format]:
         Format("array", "images.npy", read_array, to.of_npy, few=30),
         Format("groups", "images.csv", read_array, to.of_csv, few=15),
         Format("mask", "mask.npy", read_mask, to.of_npy, few=15),
+        Format("weights", "weights.npy", read_weights, to.of_npy, few=10, share=4),
+        Format("coils", "coils.npy", read_coils, to.of_npy, few=10, share=4),
+        Format("recorded", "measured.npy", read_recorded, to.of_npy, few=15, share=4),
+        Format("context", "masks.npy", read_recorded, to.of_npy, few=15, share=4),
+        Format(
+            "list of files",
+            "run/files.json",
+            begin_again_and_go_on,
+            to.of_json,
+            few=8,
+            brief=begin_again,
+            share=2,
+        ),
+        Format(
+            "given recipe", "run/recipe.yaml", look, to.of_yaml, PIECES, few=8, brief=look_briefly, share=2
+        ),
+        Format("log", "run/log.txt", look_and_go_on, None, few=6, brief=look_briefly, share=2),
+        Format("figures", "run/figures.csv", go_on, to.of_csv, few=8, brief=go_on_briefly, share=1),
         Format("kernel", "kernel.npy", read_kernel, to.of_npy, few=20, share=8),
     ]
+    if h5py is not None:
+        found.append(Format("hdf5", "measured.h5", read_hdf5, to.of_hdf5, few=20, share=8))
     meanings = {".png": to.of_png, ".tif": to.of_tiff, ".jpg": to.of_jpeg}
     for name in ("rgb.png", "deep.png", "rgb.tif", "deep.tif", "rgb.jpg"):
         found.append(Format(name, f"pictures/{name}", reader_of(name), meanings[Path(name).suffix], share=8))

@@ -75,7 +75,9 @@ class Watch:
             name = os.fsdecode(arguments[0])
             # A relative name may belong to an open folder, which the event does not tell; `attempt` sees to those.
             outside = (
-                not os.path.realpath(name).startswith(self.allowed) if os.path.isabs(name) else ".." in name
+                not os.path.realpath(name).startswith(self.allowed)
+                if os.path.isabs(name)
+                else ".." in Path(name).parts
             )
             if outside:
                 self.seen.append(f"{event} of {name}")

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
@@ -296,3 +297,37 @@ def of_jpeg(data: bytes, chance: random.Random) -> bytes:
             segments[number][1] = of_bytes(segments[number][1], chance)[:65000]
     body = (mark + struct.pack(">H", len(content) + 2) + content for mark, content in segments)
     return data[:2] + b"".join(body) + data[place:]
+
+
+def of_hdf5(data: bytes, chance: random.Random) -> bytes:
+    """One dataset replaced by another of any shape, type and storage, or by something else."""
+    import h5py
+
+    shapes = [(), (0, 12, 12), (4,), (4, 12), (3, 12, 12), (4, 12, 13), (2**40, 12, 12), (4, 2**20, 2**20)]
+    kinds = ["u1", ">u2", "i8", "f2", ">f8", "c16", "?", "S4", "M8[s]", [("a", "f4")], h5py.string_dtype()]
+    file = io.BytesIO(data)
+    with h5py.File(file, "r+") as root:
+        name = chance.choice(["low", "masks"])
+        shape = chance.choice([root[name].shape, root[name].shape, *shapes])
+        del root[name]
+        match chance.randrange(7):
+            case 0:
+                root.create_group(name)
+            case 1:
+                root[name] = chance.choice([h5py.SoftLink("/other"), h5py.ExternalLink("/etc/passwd", "/x")])
+            case 2:
+                root.create_dataset(name, shape, "u1", external=[("/etc/passwd", 0, h5py.h5f.UNLIMITED)])
+            case 3:
+                layout = h5py.VirtualLayout((4, 12, 12), "u1")
+                layout[:] = h5py.VirtualSource("/etc/passwd", "x", (4, 12, 12))
+                root.create_virtual_dataset(name, layout)
+            case 4:
+                root.create_dataset(name, shape, chance.choice(kinds))
+            case 5:
+                chunk = chance.choice([(1, 12, 12), (4, 1, 1), (4, 2**14, 2**13), (1, 2**15, 2**14)])
+                root.create_dataset(
+                    name, (4, 2**15, 2**14), "u1", chunks=chunk, compression=chance.choice(["gzip", "lzf"])
+                )
+            case _:
+                root[name] = np.full((4, 12, 12), chance.choice([float("nan"), 1e300, -1.0]))
+    return file.getvalue()

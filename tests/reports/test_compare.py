@@ -245,7 +245,8 @@ def test_a_metric_that_is_damaged_is_not_believed(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     status = json.loads((path / "status.json").read_text())
     good = UNDESCRIBED.as_dict()
-    for wrong in ({}, [], [1], [good | {"digits": 10**9}], [good | {"name": "../x"}], [good | {"more": 1}]):
+    changes = [{"digits": 10**9}, {"digits": True}, {"name": "../x"}, {"more": 1}]
+    for wrong in ({}, [], [1], *([good | change] for change in changes)):
         (path / "status.json").write_text(json.dumps(status | {"metrics": wrong}))
         assert RunHistory.read(path).metrics == (UNDESCRIBED,)
 
@@ -388,9 +389,9 @@ def test_runs_without_losses_or_checks_are_drawn_as_far_as_they_go(here: Call, t
 
 
 def test_many_groups_are_told_apart(here: Call, tmp_path: Path) -> None:
-    from bltoolbox.reports.compare.figures import _look
+    from bltoolbox.reports.compare.figures import line_style
 
-    looks = {str(sorted(_look(number).items())) for number in range(32)}
+    looks = {str(sorted(line_style(number).items())) for number in range(32)}
     assert len(looks) == 32
     for k in range(12):
         make_run(tmp_path / f"run{k}", (20.0, 22.0 + k, 23.0 + k), noise=0.1 + k / 100)

@@ -273,6 +273,18 @@ def test_an_index_of_pictures_cannot_name_other_files(trained: Path, tmp_path: P
     assert read_scenes(evil) == []
 
 
+@pytest.mark.parametrize("change", [{"psnr": 10**400}, {"width": 1e999}])
+def test_pictures_with_a_number_beyond_floats_are_left_out(
+    change: dict[str, float], trained: Path, tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(trained, tmp_path / "damaged")
+    index = json.loads((damaged / "images" / "evaluation.json").read_text())
+    entry = index[0] if "width" in change else index[0]["variants"][0]
+    entry.update(change)
+    (damaged / "images" / "evaluation.json").write_text(json.dumps(index))
+    assert read_scenes(trained) and read_scenes(damaged) == []
+
+
 def test_nothing_of_a_run_becomes_part_of_the_page(trained: Path, here: Call, tmp_path: Path) -> None:
     folder = tmp_path / "a<b>&'\"c"
     shutil.copytree(trained, folder)

@@ -257,6 +257,8 @@ DAMAGES: dict[str, Damage] = {
     "states of another format": checkpoint(lambda content: content | {"format": "two"}),
     "states with wrong segments": checkpoint(lambda content: content | {"segments": [3]}),
     "states with other segments": checkpoint(lambda content: content | {"segments": [["../x", 1]]}),
+    "states with unwritable segments": checkpoint(lambda content: content | {"segments": [["a\0b", 1]]}),
+    "states with unwritable own": checkpoint(lambda content: content | {"own": ["a\0b"]}),
     "states with no list of segments": checkpoint(lambda content: content | {"segments": 5}),
     "states with wrong own": checkpoint(lambda content: content | {"own": 5}),
     "states with other own": checkpoint(lambda content: content | {"own": [["x"]]}),

@@ -181,6 +181,11 @@ def test_ordinary_names_are_fine() -> None:
     assert all(map(is_component, ["step=1,seed=0", "isgd+step=1", "größe", "...", "a b", "-x"]))
 
 
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\0b", "a\ud800b", "a\x1b[2J", "x" * 256, 3, None])
+def test_a_name_that_no_folder_can_have_is_not_one(name: object) -> None:
+    assert not is_component(name)
+
+
 @pytest.mark.parametrize("name", ["seed=0", "logs", "logs/seed=0.log", "set-aside", "lock"])
 def test_a_sweep_writes_through_no_link(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder, home = tmp_path / "sweep", tmp_path / "home"

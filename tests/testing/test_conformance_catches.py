@@ -120,7 +120,7 @@ class Plain(UpperOptimizer):
 NEUMANN = '''
 class Series(HypergradientEstimator):
     """A Neumann series, as long as it takes."""
-    def keeps(self, lower):
+    def keeps(self, lower, upper):
         return {"adjoint": lower.mu.new_empty((0, *lower.shape))}
     def estimate(self, ask):
         lower, x, tol = ask.lower, ask.solution, ask.tol
@@ -931,6 +931,12 @@ WRONG = {
         "def pictures(self, theta): return theta['log_weight']",
         "pictures can be drawn",
         "pictures must be finite, of shape (N, C, H, W), got (1,)",
+    ),
+    "data term whose standard parameters are others": (
+        "data_term",
+        "def standard_params(self, shape, generator): return {'weight': torch.zeros(1).double()}",
+        "standard_params is an admissible θ, the same each time",
+        "standard_params(…) has ['weight'] instead of ['log_weight']",
     ),
     "noise in float32": (
         "noise",

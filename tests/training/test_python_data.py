@@ -214,6 +214,14 @@ class TestRuns:
             with pytest.raises(RecipeError, match="nothing is added to them; remove noise"):
                 run(recipe, data=(X, Y))
 
+    def test_the_noise_of_a_recipe_with_data_of_its_own_is_removed_by_null(self, tmp_path: Path) -> None:
+        path = recipe_file(tmp_path, noise=0.1, data={"name": "dead-leaves", "count": 4, "size": 12})
+        watched = Watched()
+        run(path, ["noise=null"], data=(X, Y), listeners=[watched])
+        assert torch.equal(watched.sample.y, Y[:5]) and watched.recipe.noise is None
+        with pytest.raises(RecipeError, match="'python' are simulated; give their noise"):
+            run(path, ["noise=null"], data=X)
+
     def test_a_recipe_object_with_the_default_noise(self, tmp_path: Path) -> None:
         recipe = load_recipe(recipe_file(tmp_path), data_given=True)
         watched = Watched()

@@ -23,7 +23,7 @@ def print_summary(result: RunResult) -> None:
     facts = [
         ("status", result.status),
         ("learned", f"{model.learned}; θ kept: {result.chosen}"),
-        ("cost", f"{cost.computations:,} computations in {result.steps} steps, {result.seconds:.1f} s"),
+        ("cost", f"{cost.computations:,.0f} computations in {result.steps} steps, {result.seconds:.1f} s"),
     ]
     if result.validation is not None:
         facts.append(("validation", f"{result.metric.label} {result.metric.show(result.validation)}"))

@@ -88,16 +88,16 @@ def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> 
     left = _left_end(places) if log else 0.0
     for number, _ in enumerate(comparison.groups):
         for curve in raw[number]:
-            above.plot(*_xy(curve), **_look(number, width=0.5), alpha=0.22, zorder=1)
+            above.plot(*_xy(curve), **line_style(number, width=0.5), alpha=0.22, zorder=1)
         _draw_band(above, number, losses[number], log)
         lifted = [[(max(x, left), y) for x, y in curve] for curve in qualities[number]]
         _draw_band(below, number, lifted, log, markers=True)
     values = [y for curves in losses for curve in curves for _, y in curve]
     if _spans(values, _WIDE_Y) and min(values) > 0:
-        _log_scale(above, "y")
+        log_scale(above, "y")
     for panel in (above, below):
         if log:
-            _log_scale(panel, "x")
+            log_scale(panel, "x")
             panel.set_xlim(left=left)
         else:
             panel.ticklabel_format(axis="x", style="sci", scilimits=(-2, 4), useMathText=True)
@@ -119,7 +119,7 @@ def _draw_band(panel: Any, number: int, curves: Sequence[Curve], log: bool, mark
     found = band(curves, log)
     if found is None:  # seeds without a common range: each separately
         for curve in curves:
-            panel.plot(*_xy(curve), **_look(number), zorder=3)
+            panel.plot(*_xy(curve), **line_style(number), zorder=3)
         return
     if len([curve for curve in curves if curve]) > 1:
         panel.fill_between(
@@ -132,11 +132,11 @@ def _draw_band(panel: Any, number: int, curves: Sequence[Curve], log: bool, mark
             zorder=2,
         )
     elif markers and len(found.x) <= 40:
-        panel.plot(found.x, found.mean, **_look(number, width=0), marker="o", markersize=2.6, zorder=3)
-    panel.plot(found.x, found.mean, **_look(number), zorder=3)
+        panel.plot(found.x, found.mean, **line_style(number, width=0), marker="o", markersize=2.6, zorder=3)
+    panel.plot(found.x, found.mean, **line_style(number), zorder=3)
 
 
-def _look(number: int, width: float = 1.5) -> dict[str, Any]:
+def line_style(number: int, width: float = 1.5) -> dict[str, Any]:
     """Colour, and once all colours are used, dashes."""
     dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
     return {
@@ -149,7 +149,7 @@ def _look(number: int, width: float = 1.5) -> dict[str, Any]:
 def _handle(number: int, group: Group) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], label=group.title, **_look(number, 1.8))
+    return Line2D([], [], label=group.title, **line_style(number, 1.8))
 
 
 def _legend_columns(titles: Sequence[str]) -> int:
@@ -157,7 +157,7 @@ def _legend_columns(titles: Sequence[str]) -> int:
     return max(1, min(4, len(titles), int(110 / (longest + 8))))
 
 
-def _log_scale(panel: Any, which: str) -> None:
+def log_scale(panel: Any, which: str) -> None:
     """A logarithmic axis, with labels between the powers of ten if there are few of them."""
     from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 

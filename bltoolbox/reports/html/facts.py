@@ -33,6 +33,7 @@ LEDGER = {
     "hessian_products": ("Hessian products", "of the lower level"),
     "linearisations": ("Linearisations", "of the lower level"),
     "mixed_products": ("Mixed derivatives", "of the lower level in x and θ"),
+    "theta_gradients": ("Derivatives in θ", "of the lower level, for methods that compare its values"),
     "hypergradients": ("Hypergradients", "requested by the optimizer"),
     "values": ("Values", "requested by the optimizer"),
     "evaluation_iterations": (

@@ -142,7 +142,7 @@ def read_scenes(folder: Path, metrics: Sequence[Metric] = (UNDESCRIBED,)) -> lis
             )
             for one in index
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return []
 
 

@@ -8,7 +8,7 @@ input was used, what was expected, what was returned, and the likely cause.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,6 +36,10 @@ class NotApplicable(Exception):
     """The property does not apply to this component, for the given reason."""
 
 
+class NotVerified(Exception):
+    """Nothing is known to be wrong, but the property cannot be tested, for the given reason."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """A component under test: each call builds a new one from its example options, overridden by those given."""
@@ -48,6 +52,10 @@ class Subject:
     @property
     def cls(self) -> type[Any]:
         return self.registered.load()
+
+    def having(self, options: Mapping[str, Any]) -> Subject:
+        """The same component with other options."""
+        return replace(self, given={**self.given, **options})
 
     def options(self) -> dict[str, Any]:
         """The options of its example, in a folder that exists."""
@@ -79,7 +87,7 @@ class Property:
     check: Check
 
     def __call__(self, subject: Subject) -> None:
-        """Return, or raise ``ConformanceFailure`` or ``NotApplicable``."""
+        """Return, or raise ``ConformanceFailure``, ``NotApplicable`` or ``NotVerified``."""
         __tracebackhide__ = True
         try:
             self.check(subject)

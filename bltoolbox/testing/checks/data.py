@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bltoolbox.restoration.roles import Data
 from bltoolbox.testing.checks.base import Subject, fail, holds, require, same
+from bltoolbox.testing.checks.hidden_state import stateless
 
 KIND = "data"
 #: Number of images that are tested.
@@ -96,6 +98,17 @@ def deterministic(subject: Subject) -> None:
             f"{name}({ids}) differed between two calls; an image must depend only on its id (and options): no random"
             " crops",
         )
+
+
+@stateless(KIND)
+def use(subject: Subject, data: Data, problem: int) -> Iterator[tuple[str, Any]]:
+    ids = _ids(data)[:: -1 if problem else 1]
+    for name, read in _readers(data).items():
+        for id in ids:
+            yield f"{name}([{id}])", read([id])
+    for id in ids:
+        yield f"label({id})", data.label(id)
+        yield f"group({id})", data.group(id)
 
 
 @holds(KIND, "an image does not depend on its batch")

@@ -5,9 +5,10 @@ D is a sum over entries, so changing one entry in a copy of the measurements iso
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from bltoolbox.testing.checks.base import (
     require_like,
     same,
 )
+from bltoolbox.testing.checks.hidden_state import stateless
 from bltoolbox.testing.checks.numerics import (
     best_entries,
     cast,
@@ -35,6 +37,7 @@ from bltoolbox.testing.checks.numerics import (
     require_initial_parameters,
     require_same,
     require_theta_derivative,
+    two_shapes,
 )
 from bltoolbox.testing.problems import smooth_images
 
@@ -70,9 +73,9 @@ class Trial:
         return entries(self.term.curvature(self.theta, t, self.y if y is None else y), t)
 
 
-def candidates(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
+def candidates(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
     """Measurements to try: of either sign, non-negative, counts that include zeros, and positive counts."""
-    images = smooth_images(COUNT, shape).double()
+    images = smooth_images(COUNT, shape, seed).double()
     noisy = images + 0.2 * normal(COUNT, *shape, seed=1)
     counts = (20 * noisy).clamp_min(0).round()
     measurements = {
@@ -87,15 +90,20 @@ def candidates(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
 def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
     """A trial with the first measurements that ``check_measurements`` accepts."""
     term = subject()
-    shape = fitting_shape(term)
-    tried = candidates(shape, dtype)
+    return trial_of(term, fitting_shape(term), dtype)
+
+
+def trial_of(
+    term: DataTerm, shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Trial:
+    tried = candidates(shape, dtype, seed)
     y = next((y for y in tried.values() if term.check_measurements(y) is None), None)
     if y is None:
         fail(
             f"check_measurements refuses all measurements tried ({', '.join(tried)}: images with noise, and counts"
             " up to about 20); it must accept the measurements that the term is meant for"
         )
-    raw = cast(parameters(term, shape), dtype)
+    raw = cast(parameters(term, shape, seed), dtype)
     scale = float(y.square().mean().sqrt())
     t = y + 0.3 * scale * normal(*y.shape, seed=2, dtype=dtype)
     return Trial(term, raw, term.prepare(raw), t, y)
@@ -176,6 +184,18 @@ def deterministic(subject: Subject) -> None:
 @holds(KIND, "a sample's result does not depend on its batch")
 def batch_independent(subject: Subject) -> None:
     require_batch_independent(partial(everything, trial(subject)), COUNT)
+
+
+@stateless(KIND)
+def use(subject: Subject, term: DataTerm, problem: int) -> Iterator[tuple[str, Any]]:
+    shape = two_shapes(term)[problem]
+    case = trial_of(term, shape, seed=problem)
+    yield "the initial θ", term.init_params(shape, keyed_generator("θ", problem))
+    yield "check_measurements", term.check_measurements(case.y)
+    yield from everything(case).items()
+    yield "project", term.project(case.raw)
+    yield "spectrum", term.spectrum(case.theta, case.y)
+    yield "third", term.third(case.theta, case.y)
 
 
 @holds(KIND, "float32 and float64 are kept")

@@ -24,16 +24,13 @@ from bltoolbox.testing.checks.base import (
     same,
 )
 from bltoolbox.testing.checks.numerics import batches, describe_batch, difference, shifted
-from bltoolbox.testing.checks.partners import Bench, quadratic, smooth
+from bltoolbox.testing.checks.partners import quadratic, smooth
+from bltoolbox.testing.checks.questions import TIGHT, closed_form, flat, questions, some_weights
+from bltoolbox.testing.limits import minimise, repeated
 from bltoolbox.testing.problems import SquaredDistance
 from bltoolbox.testing.reference import reference_solve
 
 KIND = "hypergradient"
-TIGHT = 1e-10
-
-
-def _weights(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.linspace(0.5, 1.5, count, dtype=dtype)
 
 
 def _ask(
@@ -45,22 +42,13 @@ def _ask(
     tol: float = TIGHT,
     warm: Tensor | None = None,
 ) -> Estimate:
-    memory = {} if warm is None or not estimator.keeps(lower) else {"adjoint": warm}
-    upper = SquaredDistance(x_true.to(x))
-    return estimator.estimate(Ask(lower, upper, x, lower.start(), weights, Accuracy(tol), memory))
-
-
-def _closed(bench: Bench) -> tuple[Tensor, dict[str, Tensor]]:
-    """x̂ and ∇(Σ w_i g_i) by formula."""
-    assert bench.formula is not None
-    own, count = bench.own_theta, len(bench.y)
-    x = bench.formula.solution(own, bench.y)
-    mean = bench.formula.value_gradient(own, bench.y, bench.x_true, _weights(count))
-    return x, {f"regularizer.{name}": count * value for name, value in mean.items()}
-
-
-def _flat(parts: Theta) -> Tensor:
-    return torch.cat([parts[name].double().flatten() for name in sorted(parts)])
+    upper, effort = SquaredDistance(x_true.to(x)), Accuracy(tol)
+    memory = {}
+    if warm is not None:
+        kept = estimator.keeps(lower, upper)
+        memory = {name: row.new_zeros(len(x), *row.shape[1:]) for name, row in kept.items()}
+        memory |= {"adjoint": warm} if "adjoint" in kept else {}
+    return estimator.estimate(Ask(lower, upper, x, lower.start(), weights, effort, memory, minimise=minimise))
 
 
 @holds(KIND, "returns z for each parameter and a residual for each sample")
@@ -68,8 +56,8 @@ def shapes(subject: Subject) -> None:
     bench = quadratic(subject)
     for dtype in (torch.float32, torch.float64):
         lower = bench.lower(dtype)
-        x, _ = _closed(bench)
-        estimate = _ask(subject(), lower, bench.x_true, x.to(dtype), _weights(3, dtype), 1e-3)
+        x, _ = closed_form(bench)
+        estimate = _ask(subject(), lower, bench.x_true, x.to(dtype), some_weights(3, dtype), 1e-3)
         require(
             isinstance(estimate, Estimate),
             f"estimate must return an Estimate, not a {type(estimate).__name__}",
@@ -92,8 +80,12 @@ def shapes(subject: Subject) -> None:
 @holds(KIND, "points downhill")
 def downhill(subject: Subject) -> None:
     bench = quadratic(subject)
-    x, expected = _closed(bench)
-    z, truth = _flat(_ask(subject(), bench.lower(), bench.x_true, x, _weights(3)).gradient), _flat(expected)
+    x, expected = closed_form(bench)
+    upper, effort, limit = SquaredDistance(bench.x_true), Accuracy(TIGHT), subject.cls.limit
+    ask = Ask(bench.lower(), upper, x, bench.lower().start(), some_weights(3), effort, minimise=minimise)
+    # A method that iterates from call to call begins with an adjoint of zero.
+    calls = limit.calls_at(len(limit) - 1) if limit is not None else 1
+    z, truth = flat(repeated(subject(), ask, calls).gradient), flat(expected)
     cosine = float(z @ truth / (z.norm() * truth.norm()).clamp_min(1e-300))
     require(
         cosine > 0.1,
@@ -103,14 +95,13 @@ def downhill(subject: Subject) -> None:
 
 
 @holds(KIND, "equals the closed form")
-def closed_form(subject: Subject) -> None:
+def equals_closed_form(subject: Subject) -> None:
     _exact(subject)
-    bench = quadratic(subject)
-    x, expected = _closed(bench)
-    z = _ask(subject(), bench.lower(), bench.x_true, x, _weights(3)).gradient
     cause = "z = −Σ v_i ∂_θ⟨∇h_i, q_i⟩ with ∇²h q = ∇g; weights scale z, not the system"
-    what = f"z of a quadratic problem at tolerance {TIGHT:g}, with the weights 0.5, 1, 1.5"
-    require_close(_flat(z), _flat(expected), 1e-6, what, cause)
+    for question in questions(subject):
+        z = repeated(subject(), question.ask()).gradient
+        what = f"z of {question.what} at tolerance {TIGHT:g}, with weights from 0.5 to 1.5"
+        require_close(flat(z), question.expected, 1e-6, what, cause)
 
 
 @holds(KIND, "matches finite differences of f")
@@ -119,7 +110,7 @@ def finite_differences(subject: Subject) -> None:
     bench = smooth(subject, count=2)
     start = bench.lower().start()
     x = reference_solve(bench.lower(), start, 1e-12)
-    weights = _weights(2)
+    weights = some_weights(2)
     z = _ask(subject(), bench.lower(), bench.x_true, x, weights).gradient
     z = bench.problem.project_gradient(z)
     raw = {name: normal(*value.shape, seed=k) for k, (name, value) in enumerate(bench.theta.items())}
@@ -129,9 +120,9 @@ def finite_differences(subject: Subject) -> None:
         moved = bench.lower(theta=shifted(bench.theta, direction, t))
         return weights @ SquaredDistance(bench.x_true).value(reference_solve(moved, x, 1e-12))
 
-    claimed, quotient = float(_flat(z) @ _flat(direction)), float(difference(along, 1e-3))
+    claimed, quotient = float(flat(z) @ flat(direction)), float(difference(along, 1e-3))
     require(
-        abs(claimed - quotient) <= 1e-4 * max(abs(quotient), 1e-3 * float(_flat(z).norm())),
+        abs(claimed - quotient) <= 1e-4 * max(abs(quotient), 1e-3 * float(flat(z).norm())),
         f"⟨z, d⟩ for a random direction d at tolerance {TIGHT:g}: expected {quotient:.8g} from central"
         f" differences of f, got {claimed:.8g}; declare exact = False if the estimate is biased by design",
     )
@@ -140,15 +131,15 @@ def finite_differences(subject: Subject) -> None:
 @holds(KIND, "∂_θ g is part of z")
 def theta_gradient(subject: Subject) -> None:
     bench = quadratic(subject)
-    x, _ = _closed(bench)
-    lower, weights = bench.lower(), _weights(3)
+    x, _ = closed_form(bench)
+    lower, weights = bench.lower(), some_weights(3)
     plain = SquaredDistance(bench.x_true.to(x))
     learned = _Priced(plain, lower.theta)
     found = []
     for upper in (plain, learned):
-        ask = Ask(lower, upper, x, lower.start(), weights, Accuracy(TIGHT))
-        found.append(_flat(subject().estimate(ask).gradient))
-    expected = _flat(learned.theta_gradient(x, weights))
+        ask = Ask(lower, upper, x, lower.start(), weights, Accuracy(TIGHT), minimise=minimise)
+        found.append(flat(subject().estimate(ask).gradient))
+    expected = flat(learned.theta_gradient(x, weights))
     require_close(
         found[1] - found[0],
         expected,
@@ -184,10 +175,10 @@ def converges(subject: Subject) -> None:
     _exact(subject)
     bench = quadratic(subject)
     lower = bench.lower()
-    x, expected = _closed(bench)
+    x, expected = closed_form(bench)
     slope = norm(bench.problem.regularizer.gradient(split(bench.theta, "regularizer"), x))
     for tol in (1e-1, 1e-3, 1e-6, 1e-9):
-        estimate = _ask(subject(), lower, bench.x_true, x, _weights(3), tol)
+        estimate = _ask(subject(), lower, bench.x_true, x, some_weights(3), tol)
         if estimate.adjoint is not None:
             true = norm(SquaredDistance(bench.x_true).gradient(x) - lower.linearize(x).hvp(estimate.adjoint))
             gap = float((estimate.residual - true).abs().max())
@@ -201,9 +192,11 @@ def converges(subject: Subject) -> None:
             worst <= 1.01 * tol,
             f"asked for a residual of {tol:g}, it stops at {worst:.3g}; raise its iteration limit",
         )
-        error = float((_flat(estimate.gradient) - _flat(expected)).norm())
+        error = float((flat(estimate.gradient) - flat(expected)).norm())
         # ‖Bᵀ(q − q*)‖ ≤ ‖B‖ tol/μ, and ‖B‖ ≤ ‖∇R‖ for an R that is linear in e^θ.
-        allowed = float((_weights(3) * slope / lower.mu).sum()) * tol + 1e-9 * float(_flat(expected).norm())
+        allowed = float((some_weights(3) * slope / lower.mu).sum()) * tol + 1e-9 * float(
+            flat(expected).norm()
+        )
         require(
             error <= allowed,
             f"at tolerance {tol:g} the error of z is {error:.3g} on a quadratic problem, more than such a residual"
@@ -216,10 +209,10 @@ def batch_independent(subject: Subject) -> None:
     bench = smooth(subject)
     lower = bench.lower()
     x = reference_solve(lower, lower.start(), 1e-8)
-    weights = _weights(3)
+    weights = some_weights(3)
     estimator = subject()
     together = _ask(estimator, lower, bench.x_true, x, weights)
-    total = torch.zeros_like(_flat(together.gradient))
+    total = torch.zeros_like(flat(together.gradient))
     for index in batches(3):
         part = _ask(estimator, lower.take(index), bench.x_true[index], x[index], weights[index])
         gap = int((part.iterations - together.iterations[index]).abs().max())
@@ -230,28 +223,28 @@ def batch_independent(subject: Subject) -> None:
             f"{describe_batch(index)} took {counts[0]} iterations, but {counts[1]} in a batch; {cause}",
         )
         if len(index) == 1:
-            total = total + _flat(part.gradient)
+            total = total + flat(part.gradient)
         else:
             what = "z of the samples in reverse order"
-            require_close(_flat(part.gradient), _flat(together.gradient), 1e-6, what, cause)
+            require_close(flat(part.gradient), flat(together.gradient), 1e-6, what, cause)
     what, cause = (
         "z of a batch of 3 against the sum over its samples",
         "z = Σ weights_i z_i, not their mean",
     )
-    require_close(_flat(together.gradient), total, 1e-6, what, cause)
+    require_close(flat(together.gradient), total, 1e-6, what, cause)
 
 
 @holds(KIND, "a warm start changes the cost, not the result")
 def warm_start(subject: Subject) -> None:
     bench = quadratic(subject)
-    x, _ = _closed(bench)
-    cold = _ask(subject(), bench.lower(), bench.x_true, x, _weights(3))
+    x, _ = closed_form(bench)
+    cold = _ask(subject(), bench.lower(), bench.x_true, x, some_weights(3))
     if cold.adjoint is None:
         raise NotApplicable("it has no adjoint to start from")
-    warm = _ask(subject(), bench.lower(), bench.x_true, x, _weights(3), warm=cold.adjoint)
+    warm = _ask(subject(), bench.lower(), bench.x_true, x, some_weights(3), warm=cold.adjoint)
     what = "z started from the adjoint of the previous call"
     require_close(
-        _flat(warm.gradient), _flat(cold.gradient), 1e-6, what, "a warm start must only change the cost"
+        flat(warm.gradient), flat(cold.gradient), 1e-6, what, "a warm start must only change the cost"
     )
     require(
         int(warm.iterations.sum()) <= int(cold.iterations.sum()),
@@ -263,16 +256,18 @@ def warm_start(subject: Subject) -> None:
 @holds(KIND, "same input, same result")
 def deterministic(subject: Subject) -> None:
     bench = quadratic(subject)
-    x, _ = _closed(bench)
-    first, second = (_ask(subject(), bench.lower(), bench.x_true, x, _weights(3)).gradient for _ in range(2))
+    x, _ = closed_form(bench)
+    first, second = (
+        _ask(subject(), bench.lower(), bench.x_true, x, some_weights(3)).gradient for _ in range(2)
+    )
     require(same(first, second), "two estimators with the same options returned different z for the same x")
 
 
 @holds(KIND, "inputs are left untouched")
 def untouched(subject: Subject) -> None:
     bench = quadratic(subject)
-    x, _ = _closed(bench)
-    lower, weights, warm = bench.lower(), _weights(3), 0.1 * normal(*x.shape)
+    x, _ = closed_form(bench)
+    lower, weights, warm = bench.lower(), some_weights(3), 0.1 * normal(*x.shape)
     guard = Untouched(x=x, y=bench.y, theta=lower.theta, weights=weights, warm=warm, x_true=bench.x_true)
     _ask(subject(), lower, bench.x_true, x, weights, 1e-3, warm)
     guard.verify("estimate")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.roles import Logger
 from bltoolbox.config.wording import reason_of
-from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds
+from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds, require
+from bltoolbox.testing.checks.hidden_state import NAME
 
 KIND = "logger"
 #: A very short run that emits every kind of event.
@@ -80,6 +83,46 @@ def resumed_run(subject: Subject) -> None:
     for details in steps[2:]:
         _notify(second, "stepped", *details)
     _notify(second, *(events[-1][0], *events[-1][1]))
+
+
+@holds(KIND, NAME)
+def no_hidden_state(subject: Subject) -> None:
+    """A logger that is used for a second run starts anew: files of the first are closed, and no figure is carried
+    over."""
+    events = _events(subject)
+    used = subject()
+    first, alone = (
+        _logged(logger, events, subject.folder / name) for logger, name in ((used, "a"), (subject(), "b"))
+    )
+    second = _logged(used, events, subject.folder / "c")
+    cause = "whatever belongs to a run must begin with started"
+    require(
+        first == _contents(subject.folder / "a"),
+        f"a second run with the same logger changed the files of the first; {cause}",
+    )
+    # Files that contain times or host names differ between any two runs.
+    require(
+        first != alone or second == alone,
+        f"the files of a second run with the same logger differ from those of a new logger; {cause}",
+    )
+
+
+def _logged(logger: Logger, events: Sequence[Event], folder: Path) -> dict[str, bytes]:
+    """The files that a logger writes about a run in ``folder``."""
+    folder.mkdir()
+    experiment = events[0][1][0]
+    experiment.run_dir = folder
+    for name, details in events:
+        _notify(logger, name, *details)
+    return _contents(folder)
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
 
 
 @holds(KIND, "arguments are left unchanged")

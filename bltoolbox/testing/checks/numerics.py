@@ -56,6 +56,13 @@ def fitting_shape(component: Parametric) -> tuple[int, ...]:
     )
 
 
+def two_shapes(component: Parametric) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first shape that ``check`` accepts, and another one if it accepts several."""
+    first = fitting_shape(component)
+    others = [shape for shape in (*SHAPES, *ACCEPTED) if shape != first and component.check(shape) is None]
+    return first, others[0] if others else first
+
+
 def noisy_images(count: int, shape: Sequence[int], seed: int = 0, noise: float = 0.1) -> Tensor:
     """Images in float64: smooth with an edge, and noisy, so that no value is exactly at a kink."""
     return smooth_images(count, shape, seed).double() + noise * normal(count, *shape, seed=seed)

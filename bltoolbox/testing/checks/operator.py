@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Rows, Theta
-from bltoolbox.bilevel.tensors import dot
+from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.testing.checks.base import (
     NotApplicable,
@@ -23,6 +24,7 @@ from bltoolbox.testing.checks.base import (
     require_like,
     same,
 )
+from bltoolbox.testing.checks.hidden_state import stateless
 from bltoolbox.testing.checks.numerics import (
     batches,
     best_difference,
@@ -35,6 +37,7 @@ from bltoolbox.testing.checks.numerics import (
     require_check_refuses,
     require_initial_parameters,
     shifted,
+    two_shapes,
 )
 
 KIND = "operator"
@@ -75,11 +78,12 @@ def cases(
     dtype: torch.dtype = torch.float64,
     shape: Sequence[int] | None = None,
     count: int = COUNT,
+    seed: int = 0,
 ) -> Iterator[Case]:
     """No θ, with which measurements are made, and one near the initial θ if there are parameters; every context."""
     shape = fitting_shape(operator) if shape is None else shape
-    x = noisy_images(count, shape).to(dtype)
-    learned = cast(parameters(operator, shape), dtype)
+    x = noisy_images(count, shape, seed).to(dtype)
+    learned = cast(parameters(operator, shape, seed), dtype)
     for context in _contexts(operator, shape, count):
         for theta in [{}, learned] if learned else [{}]:
             yield Case(
@@ -123,6 +127,20 @@ def deterministic(subject: Subject) -> None:
             f"apply(x) differed between two calls with the same x{one}; draw masks and kernels once, from a seed",
         )
     require_initial_parameters(first, second)
+
+
+@stateless(KIND)
+def use(subject: Subject, operator: Operator, problem: int) -> Iterator[tuple[str, Any]]:
+    shape = two_shapes(operator)[problem]
+    yield "the initial θ", operator.init_params(shape, keyed_generator("θ", problem))
+    for case in cases(operator, shape=shape, seed=problem):
+        y = case.apply(case.x)
+        yield f"apply(x){case}", y
+        yield f"adjoint(y){case}", case.adjoint(y)
+        yield f"start(y){case}", case.start(y)
+        yield f"spectrum{case}", operator.spectrum(case.theta, shape, case.context)
+        yield f"measured(y){case}", operator.measured(y, case.context)
+        yield f"symbol{case}", operator.symbol(case.theta, shape)
 
 
 @holds(KIND, "linear in x")

@@ -75,6 +75,25 @@ def projections(subject: Subject) -> None:
     )
 
 
+@holds_for_all("standard_params is an admissible θ, the same each time")
+def standard(subject: Subject) -> None:
+    component, start = _initial(subject)
+    if not component.offers("standard_params"):
+        raise NotApplicable("its standard parameters are the initial ones")
+    shape = fitting_shape(component)
+    try:
+        found = component.standard_params(shape, keyed_generator("θ", 0))
+    except ValueError as error:
+        raise NotApplicable(f"it has none: {error}") from error
+    names = list(found)
+    require(set(names) == set(start), f"standard_params(…) has {names} instead of {list(start)}")
+    for name, value in found.items():
+        require_like(value, start[name], f"standard_params(…)[{name!r}]")
+    _same_theta(component.project(found), found, "project(standard_params(…))", "it must be admissible")
+    again = component.standard_params(shape, keyed_generator("θ", 0))
+    _same_theta(again, found, "a second standard_params(…)", "whatever is random comes from the generator")
+
+
 @holds_for_all("penalty is a finite scalar with the right derivative")
 def penalty(subject: Subject) -> None:
     component, start = _initial(subject)

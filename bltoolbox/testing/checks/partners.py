@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +79,24 @@ def quadratic(subject: Subject, count: int = 3, constraint: Constraint = "none")
     return _bench(formula, count, (3, 6, 7), constraint, formula)
 
 
-def smooth(subject: Subject, count: int = 3) -> Bench:
+def conditioned(subject: Subject, condition: float, count: int = 3) -> Bench:
+    """A quadratic lower level whose Hessian has exactly this condition number."""
+    weight = 2 * condition
+    formula = Tikhonov(weight, condition=weight / ((1 + weight) / condition - 1))
+    _satisfied(subject, formula)
+    bench = _bench(formula, count, (3, 6, 7), formula=formula)
+    theta = {name: torch.full_like(value, math.log(weight)) for name, value in bench.theta.items()}
+    return replace(bench, theta=theta)
+
+
+def smooth(subject: Subject, count: int = 3, seed: int = 0) -> Bench:
     """A lower level that is not quadratic; with an installed regularizer if the component requires its methods."""
     regularizer: Regularizer = SmoothedDifferences()
     shape: tuple[int, ...] = (3, 6, 7)
     if _missing(subject, "regularizer", regularizer):
         regularizer = _from_registry(subject)
         shape = fitting_shape(regularizer)
-    return _bench(regularizer, count, shape)
+    return _bench(regularizer, count, shape, seed=seed)
 
 
 def _bench(
@@ -95,10 +105,12 @@ def _bench(
     shape: tuple[int, ...],
     constraint: Constraint = "none",
     formula: Tikhonov | None = None,
+    seed: int = 0,
 ) -> Bench:
-    theta = join(regularizer=parameters(regularizer, shape))
+    theta = join(regularizer=parameters(regularizer, shape, seed))
     problem = variational(Gain(), regularizer, constraint)
-    return Bench(problem, theta, smooth_images(count, shape).double(), noisy_images(count, shape), formula)
+    x_true, y = smooth_images(count, shape, seed).double(), noisy_images(count, shape, seed)
+    return Bench(problem, theta, x_true, y, formula)
 
 
 def _missing(subject: Subject, kind: str, partner: Any) -> list[str]:
@@ -121,7 +133,7 @@ def _from_registry(subject: Subject) -> Regularizer:
             )()
         except (MissingError, ValueError, ConformanceFailure):
             continue
-        if not _missing(subject, "regularizer", regularizer):
+        if regularizer.smooth and not _missing(subject, "regularizer", regularizer):
             return regularizer
     wanted = ", ".join(subject.cls.requires["regularizer"])
-    raise NotApplicable(f"no installed regularizer has {wanted}, which it requires")
+    raise NotApplicable(f"no installed smooth regularizer has {wanted}, which it requires")

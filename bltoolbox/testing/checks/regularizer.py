@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Theta
-from bltoolbox.bilevel.tensors import dot
+from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.testing.checks.base import (
     NotApplicable,
@@ -22,6 +24,7 @@ from bltoolbox.testing.checks.base import (
     require_close,
     require_like,
 )
+from bltoolbox.testing.checks.hidden_state import stateless
 from bltoolbox.testing.checks.numerics import (
     best_difference,
     cast,
@@ -32,6 +35,7 @@ from bltoolbox.testing.checks.numerics import (
     require_batch_independent,
     require_same,
     shifted,
+    two_shapes,
 )
 
 KIND = "regularizer"
@@ -49,19 +53,24 @@ class Trial:
     x: Tensor
     v: Tensor
     q: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.x.shape[1:])
+    #: Of the image, without auxiliary channels.
+    shape: tuple[int, ...]
 
 
 def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
     regularizer = subject()
-    shape = fitting_shape(regularizer)
-    raw = cast(parameters(regularizer, shape), dtype)
-    x = noisy_images(COUNT, shape).to(dtype)
-    v, q = (normal(COUNT, *shape, seed=seed, dtype=dtype) for seed in (11, 12))
-    return Trial(regularizer, raw, regularizer.prepare(raw), x, v, q)
+    return trial_of(regularizer, fitting_shape(regularizer), dtype)
+
+
+def trial_of(
+    regularizer: Regularizer, shape: Sequence[int], dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Trial:
+    raw = cast(parameters(regularizer, shape, seed), dtype)
+    image = noisy_images(COUNT, shape, seed).to(dtype)
+    extra = (regularizer.extra_channels(shape[0]), *shape[1:])
+    x = torch.cat([image, 0.1 * normal(COUNT, *extra, seed=10, dtype=dtype)], dim=1)
+    v, q = (normal(*x.shape, seed=key, dtype=dtype) for key in (11, 12))
+    return Trial(regularizer, raw, regularizer.prepare(raw), x, v, q, tuple(shape))
 
 
 def everything(case: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
@@ -96,6 +105,22 @@ def batch_independent(subject: Subject) -> None:
     require_batch_independent(partial(everything, trial(subject)), COUNT)
 
 
+@stateless(KIND)
+def use(subject: Subject, regularizer: Regularizer, problem: int) -> Iterator[tuple[str, Any]]:
+    shape = two_shapes(regularizer)[problem]
+    case = trial_of(regularizer, shape, seed=problem)
+    yield "the initial θ", regularizer.init_params(shape, keyed_generator("θ", problem))
+    yield from everything(case).items()
+    yield "project", regularizer.project(case.raw)
+    yield "lipschitz", regularizer.lipschitz(case.theta, shape)
+    yield "strong_convexity", regularizer.strong_convexity(case.theta, shape)
+    if all(regularizer.offers(method) for method in ("analyse", "synthesise", "majorant")):
+        t = regularizer.analyse(case.theta, case.x)
+        yield "analyse", t
+        yield "majorant", regularizer.majorant(case.theta, t)
+        yield "synthesise", regularizer.synthesise(case.theta, t.clone(), case.x.shape[1:])
+
+
 @holds(KIND, "float32 and float64 are kept")
 def dtype_kept(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
@@ -121,6 +146,25 @@ def untouched(subject: Subject) -> None:
         guard.verify(name)
 
 
+@holds(KIND, "the energies of all places add up")
+def density(subject: Subject) -> None:
+    case = trial(subject)
+    if not case.regularizer.offers("density"):
+        raise NotApplicable("it has no energy by place")
+    found = case.regularizer.density(case.theta, case.x)
+    require(found.ndim == 3, f"density has shape {tuple(found.shape)}, but must be (samples, rows, columns)")
+    expected = case.regularizer.energy(case.theta, case.x)
+    require_close(
+        found.sum((1, 2)), expected, 1e-9, "density(θ, x), summed over places", "it must be energy(θ, x)"
+    )
+    if case.regularizer.offers("analyse"):
+        places = tuple(case.regularizer.analyse(case.theta, case.x).shape[-2:])
+        sentence = (
+            f"density has places {tuple(found.shape[1:])}, but the last dimensions of analyse are {places}"
+        )
+        require(tuple(found.shape[1:]) == places, sentence)
+
+
 @holds(KIND, "gradient matches finite differences of the energy")
 def gradient(subject: Subject) -> None:
     case = trial(subject)
@@ -138,6 +182,7 @@ def gradient(subject: Subject) -> None:
 
 @holds(KIND, "Hessian products match finite differences of the gradient")
 def hessian(subject: Subject) -> None:
+    _smooth(subject)
     case = trial(subject)
     claimed = case.regularizer.linearize(case.theta, case.x)(case.v)
 
@@ -152,6 +197,7 @@ def hessian(subject: Subject) -> None:
 
 @holds(KIND, "Hessian products are linear and symmetric, and can be split")
 def hessian_symmetric(subject: Subject) -> None:
+    _smooth(subject)
     case = trial(subject)
     product = case.regularizer.linearize(case.theta, case.x)
     of_v, of_q = product(case.v), product(case.q)
@@ -176,6 +222,7 @@ def hessian_symmetric(subject: Subject) -> None:
 
 @holds(KIND, "pairing is ⟨gradient, q⟩, linear in q")
 def pairing(subject: Subject) -> None:
+    _smooth(subject)
     case = trial(subject)
     regularizer, theta = case.regularizer, case.theta
     expected = dot(regularizer.gradient(theta, case.x), case.q)
@@ -188,6 +235,7 @@ def pairing(subject: Subject) -> None:
 
 @holds(KIND, "the θ-derivative of pairing matches finite differences")
 def mixed_derivative(subject: Subject) -> None:
+    _smooth(subject)
     case = trial(subject)
     derivative = _pairing_derivative(case)
     for k, (name, value) in enumerate(case.raw.items()):
@@ -238,6 +286,11 @@ def shows(subject: Subject) -> None:
                 f"there are {len(pictures)} pictures and {count} potentials; their numbers must be equal"
             )
             require(len(pictures) == count, message)
+
+
+def _smooth(subject: Subject) -> None:
+    if not subject.cls.smooth:
+        raise NotApplicable("it declares smooth = False")
 
 
 def _pairing_derivative(case: Trial) -> dict[str, Tensor]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bltoolbox.bilevel.tensors import dot, keyed_generator
+from bltoolbox.restoration.layout import with_channels
+from bltoolbox.restoration.saddle import METHODS
 from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close
 from bltoolbox.testing.checks.numerics import (
     extreme_eigenvalues,
@@ -30,12 +32,13 @@ def convex(subject: Subject) -> None:
     if not subject.cls.convex:
         raise NotApplicable("it declares convex = False")
     case = trial(subject)
+    extra = case.regularizer.extra_channels(case.shape[0])
     for seed, length in enumerate((1e-2, 0.1, 1.0, 10.0)):
         a = case.x
         b = (
             a + length * normal(*a.shape, seed=seed)
             if seed % 2
-            else noisy_images(COUNT, case.shape, 50 + seed)
+            else with_channels(noisy_images(COUNT, case.shape, 50 + seed), extra)
         )
         for t in (0.25, 0.5, 0.75):
             inner = case.regularizer.energy(case.theta, (1 - t) * a + t * b)
@@ -95,17 +98,14 @@ def majorant(subject: Subject) -> None:
     regularizer, theta, x = case.regularizer, case.theta, case.x
     wanted = ("analyse", "synthesise", "majorant")
     offered = [method for method in wanted if regularizer.offers(method)]
-    if not offered:
+    if not regularizer.smooth or not offered:
         raise NotApplicable("it has no half-quadratic structure")
     require(len(offered) == 3, f"it has {', '.join(offered)}, but a solver needs all of {', '.join(wanted)}")
     t = regularizer.analyse(theta, x)
-    u = normal(*t.shape, seed=21)
-    back = regularizer.synthesise(theta, u, case.shape)
-    left, right = dot(t, u), dot(x, back)
-    require_close(right, left, 1e-9, "⟨x, synthesise(t)⟩ against ⟨analyse(x), t⟩", "they must be adjoint")
+    adjoint(case, t)
     weights = regularizer.majorant(theta, t)
     require(bool((weights >= 0).all()), "the weights of the majorant must not be negative")
-    gradient = regularizer.synthesise(theta, weights * t, case.shape)
+    gradient = regularizer.synthesise(theta, weights * t, x.shape[1:])
     expected = regularizer.gradient(theta, x)
     require_close(
         gradient, expected, 1e-8, "synthesise(majorant(t)·t)", "w(t) = ψ'(t)/t makes it the gradient of R"
@@ -122,13 +122,81 @@ def majorant(subject: Subject) -> None:
         )
 
 
+def adjoint(case: Trial, t: torch.Tensor) -> None:
+    u = normal(*t.shape, seed=21)
+    back = case.regularizer.synthesise(case.theta, u, case.x.shape[1:])
+    left, right = dot(t, u), dot(case.x, back)
+    require_close(right, left, 1e-9, "⟨x, synthesise(t)⟩ against ⟨analyse(x), t⟩", "they must be adjoint")
+
+
+@holds(KIND, "proximal maps, conjugate and analysis_norm match the energy")
+def primal_dual(subject: Subject) -> None:
+    case = trial(subject)
+    regularizer, theta, x = case.regularizer, case.theta, case.x
+    offered = [method for method in METHODS if regularizer.offers(method)]
+    if "prox_potential" not in offered:
+        raise NotApplicable("it has no proximal map")
+    require(
+        len(offered) == len(METHODS),
+        f"it has {', '.join(offered)}, but a solver needs all of {', '.join(METHODS)}",
+    )
+    t = regularizer.analyse(theta, x)
+    adjoint(case, t)
+    energy, value = regularizer.energy(theta, x), regularizer.potential_sum(theta, t)
+    require_close(
+        value, energy.double(), 1e-10, "potential_sum(analyse(x))", "it must be the energy of x, in float64"
+    )
+    product = _analysis_product(case)
+    largest = extreme_eigenvalues(product, x[:1])[1]
+    bound = float(torch.as_tensor(regularizer.analysis_norm(theta, case.shape)))
+    require(
+        largest <= bound * (1 + 1e-6),
+        f"analysis_norm is {bound:.6g}, but CᵀC has the eigenvalue {largest:.6g}: it must bound ‖C‖²",
+    )
+    for step in (0.1, 1.0, 10.0):
+        u = regularizer.prox_potential(theta, t, step)
+        least = 0.5 * (u - t).square().flatten(1).sum(1) + step * regularizer.potential_sum(theta, u)
+        for length in (1e-3, 1e-1, 10.0):
+            other = u + length * normal(*u.shape, seed=23)
+            above = 0.5 * (other - t).square().flatten(1).sum(1) + step * regularizer.potential_sum(
+                theta, other
+            )
+            require(
+                bool((above >= least * (1 - 1e-10)).all()),
+                f"prox_potential(t, {step:g}) is not the minimiser of ½(u − t)² + step·ψ(u): there is a smaller value"
+                f" {length:g} away from it",
+            )
+        p = regularizer.prox_conjugate(theta, t, step)
+        moreau = t - step * regularizer.prox_potential(theta, t / step, 1 / step)
+        require_close(
+            p, moreau, 1e-9, f"prox_conjugate(p, {step:g})", "p = prox_ψ*(p) + step·prox_ψ(p/step)/step"
+        )
+        # At p = t − step·v, v = prox(t/step), Fenchel and Young's inequality is an equation.
+        v = (t - p) / step
+        found = regularizer.conjugate(theta, p) + regularizer.potential_sum(theta, v)
+        require_close(
+            found, dot(p, v), 1e-8, "conjugate(p) + potential_sum(v)", "it must be ⟨p, v⟩ for p in ∂ψ(v)"
+        )
+
+
+def _analysis_product(case: Trial) -> Callable[[torch.Tensor], torch.Tensor]:
+    """v ↦ CᵀC v."""
+
+    def product(v: torch.Tensor) -> torch.Tensor:
+        t = case.regularizer.analyse(case.theta, v)
+        return case.regularizer.synthesise(case.theta, t, v.shape[1:])
+
+    return product
+
+
 @holds(KIND, "check refuses images that it cannot handle")
 def check_respected(subject: Subject) -> None:
     regularizer = subject()
 
     def energy(shape: Sequence[int]) -> torch.Tensor:
         theta = regularizer.init_params(shape, keyed_generator("θ", 0))
-        return regularizer.energy(regularizer.prepare(theta), noisy_images(2, shape))
+        x = with_channels(noisy_images(2, shape), regularizer.extra_channels(shape[0]))
+        return regularizer.energy(regularizer.prepare(theta), x)
 
     require_check_refuses(regularizer, energy, "energy")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from bltoolbox.bilevel.records import Batch
 from bltoolbox.bilevel.roles import Sampler
 from bltoolbox.testing.checks.base import NotApplicable, Subject, Untouched, fail, holds, require, same
+from bltoolbox.testing.checks.hidden_state import stateless
 
 KIND = "sampler"
 #: Numbers of training samples, of which the first that the sampler accepts is used.
@@ -130,6 +132,15 @@ def restorable(subject: Subject) -> None:
             f"draw {k + 1} after its state was saved and loaded is {_plain(again)} instead of {_plain(batch)};"
             " whatever evolves must be in the state, not in self",
         )
+
+
+@stateless(KIND)
+def use(subject: Subject, sampler: Sampler, problem: int) -> Iterator[tuple[str, Any]]:
+    _, state = _start(sampler, seed=problem)
+    for k in range(5):
+        batch, state = sampler.next(state)
+        yield f"draw {k + 1}", _plain(batch)
+        state = _observed(sampler, state, batch, k)
 
 
 @holds(KIND, "next and observe leave their state untouched")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from bltoolbox.testing.checks.base import (
     require_like,
     same,
 )
+from bltoolbox.testing.checks.hidden_state import stateless
 from bltoolbox.testing.checks.numerics import batches, describe_batch
 from bltoolbox.testing.checks.partners import Bench, quadratic, smooth
 
@@ -66,6 +68,8 @@ def optimal(subject: Subject) -> None:
 
 @holds(KIND, "the residual is the gradient norm at the same x")
 def residual(subject: Subject) -> None:
+    if subject.cls.by_gap:
+        raise NotApplicable("its residual bounds the error by a duality gap")
     for bench in _benches(subject):
         lower, solver = bench.lower(), subject()
         state = solver.init(lower, lower.start(), {})
@@ -134,6 +138,18 @@ def deterministic(subject: Subject) -> None:
     require(same(first, second), "two solvers with the same options took different steps from the same start")
 
 
+@stateless(KIND)
+def use(subject: Subject, solver: LowerSolver, problem: int) -> Iterator[tuple[str, Any]]:
+    lower = smooth(subject, count=3 - problem, seed=problem).lower()
+    state = solver.init(lower, lower.start(), {})
+    yield "the initial residual", state.residual
+    for k in range(STEPS):
+        with torch.no_grad():
+            state = solver.step(lower, state)
+        yield f"x after {k + 1} steps", state.x
+        yield f"the residual after {k + 1} steps", state.residual
+
+
 @holds(KIND, "float32 and float64 are kept")
 def dtype_kept(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
@@ -196,6 +212,8 @@ def converged(solver: LowerSolver, lower: Lower, what: str) -> Solution:
                 f"on {what}, sample {i} did not reach a residual of {TOL:g}: it is {float(solution.residual[i]):.3g}"
                 f" after {int(solution.iterations[i])} iterations ({status.value})"
             )
+    if solver.by_gap:
+        return solution
     true = lower.residual(solution.x)
     require(
         bool((true <= 1.001 * TOL).all()),

@@ -4,7 +4,7 @@ within the tolerance."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from bltoolbox.bilevel.records import Accuracy, Effort, HypergradientResult, Sca
 from bltoolbox.bilevel.roles import UpperOptimizer
 from bltoolbox.errors import BudgetExhausted
 from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds, normal, require, require_like, same
+from bltoolbox.testing.checks.hidden_state import stateless
 from bltoolbox.testing.checks.sampler import reload
 
 KIND = "upper_optimizer"
@@ -104,8 +105,11 @@ def _curvature(target: Tensor) -> Tensor:
     return torch.linspace(1, 2, target.numel(), dtype=torch.float64).view(target.shape)
 
 
-def _problem(dtype: torch.dtype = torch.float64, **options: Any) -> tuple[dict[str, Tensor], QuadraticOracle]:
-    target = {"regularizer.kernels": normal(2, 3, seed=1), "regularizer.log_weight": normal(1, seed=2)}
+def _problem(
+    dtype: torch.dtype = torch.float64, seed: int = 0, **options: Any
+) -> tuple[dict[str, Tensor], QuadraticOracle]:
+    kernels, weight = normal(2, 3, seed=1 + 10 * seed), normal(1, seed=2 + 10 * seed)
+    target = {"regularizer.kernels": kernels, "regularizer.log_weight": weight}
     theta = {
         name: (value + 1.0 + 0.1 * normal(*value.shape, seed=3)).to(dtype) for name, value in target.items()
     }
@@ -209,11 +213,18 @@ def restorable(subject: Subject) -> None:
         "a step from a state that was saved and loaded differs from the original step; whatever evolves must be in the"
         " state, not in self",
     )
-    optimizer = subject()
-    _run(optimizer, *_problem(), 3)
-    again = optimizer.step(moved, _problem()[1], state)
-    message = "a step depends on earlier calls of the same object; whatever evolves must be in the state, not in self"
-    require(same(dict(first.theta), dict(again.theta)), message)
+
+
+@stateless(KIND)
+def use(subject: Subject, optimizer: UpperOptimizer, problem: int) -> Iterator[tuple[str, Any]]:
+    theta: Theta
+    theta, oracle = _problem(seed=problem)
+    state: Mapping[str, Any] = optimizer.init(theta)
+    for k in range(5):
+        step = optimizer.step(theta, oracle, state)
+        theta, state = step.theta, step.state
+        yield f"θ after {k + 1} steps", dict(theta)
+        yield f"the loss of step {k + 1}", step.loss
 
 
 @holds(KIND, "lets BudgetExhausted propagate")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from bltoolbox.testing.checks.base import (
     require_like,
     same,
 )
+from bltoolbox.testing.checks.hidden_state import stateless
 from bltoolbox.testing.checks.numerics import (
     batches,
     best_difference,
@@ -74,12 +75,12 @@ class Trial:
     x: Tensor
 
 
-def sample_of(loss: UpperLoss, dtype: torch.dtype) -> Sample:
+def sample_of(loss: UpperLoss, dtype: torch.dtype, seed: int = 0) -> Sample:
     """Measurements, split by the loss if it holds some back, as in training."""
-    truth = smooth_images(COUNT, SHAPE).double()
+    truth = smooth_images(COUNT, SHAPE, seed).double()
     rows, targets = [], []
     for i, y in enumerate(forward(truth) + LEVEL * normal(*truth.shape, seed=1)):
-        kept, target = loss.split(y, LEVEL, keyed_generator("split", i))
+        kept, target = loss.split(y, LEVEL, keyed_generator("split", i, *([seed] if seed else [])))
         rows.append(kept)
         targets.append(target)
     held_back = [target for target in targets if target is not None]
@@ -126,6 +127,16 @@ def deterministic(subject: Subject) -> None:
     message = " of the same x differed between two losses with the same options; use no unseeded randomness"
     require(same(first.upper.value(first.x), second.upper.value(second.x)), "value" + message)
     require(same(first.upper.gradient(first.x), second.upper.gradient(second.x)), "gradient" + message)
+
+
+@stateless(KIND)
+def use(subject: Subject, loss: UpperLoss, problem: int) -> Iterator[tuple[str, Any]]:
+    sample = sample_of(loss, torch.float64, seed=problem)
+    yield "split", [sample.y, sample.target]
+    upper, x = loss.bind(sample, forward), noisy_images(COUNT, SHAPE, seed=5 + problem)
+    for _ in range(2):
+        yield "value", upper.value(x)
+        yield "gradient", upper.gradient(x)
 
 
 @holds(KIND, "a sample's result does not depend on its batch")

@@ -82,6 +82,13 @@ def parse_grid(arguments: Sequence[str]) -> Grid:
     return grid
 
 
+def with_variants(grid: Grid, names: Sequence[str]) -> Grid:
+    """The grid over all variants of a recipe, unless it names some of them itself."""
+    if not names or "variant" in grid.values:
+        return grid
+    return Grid({"variant": list(names)} | grid.values)
+
+
 def split_values(text: str) -> list[str]:
     """Split at commas outside brackets, braces and quotes."""
     parts, depth, quote, begun = [""], 0, "", True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 #: Names that a message lists.
@@ -19,21 +19,20 @@ _LISTED = 3
 
 def named_files(path: str, suffixes: Iterable[str]) -> dict[str, Path]:
     """Files of a folder or a glob by name, in the order of names; hidden files are not looked at."""
-    wanted, folder = frozenset(suffixes), Path(path).expanduser()
+    folder = Path(path).expanduser()
     if folder.is_dir():
-        found: dict[str, list[Path]] = {}
-        for file in _walk(folder):
-            if file.suffix.lower() in wanted:
-                found.setdefault(_stem(file.relative_to(folder).as_posix()), []).append(file)
+        by_name: dict[str, list[Path]] = {}
+        for file in files_below(folder, suffixes):
+            by_name.setdefault(_stem(file.relative_to(folder).as_posix()), []).append(file)
     else:
-        found = _matched(str(folder), wanted)
-    for name, files in found.items():
+        by_name = _matched(str(folder), frozenset(suffixes))
+    for name, files in by_name.items():
         if len(files) > 1:
             raise ValueError(
                 f"two files of {path} are called {name}: {files[0]} and {files[1]}; keep one of them, or give a glob"
                 " that tells them apart"
             )
-    return {name: found[name][0] for name in sorted(found)}
+    return {name: by_name[name][0] for name in sorted(by_name)}
 
 
 def is_glob(path: str) -> bool:
@@ -63,9 +62,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _walk(folder: Path) -> Iterable[Path]:
-    """Regular files below a folder; links to folders are followed, each folder once."""
-    seen: set[str] = set()
+def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
+    """Regular files with one of the suffixes; links to folders are followed, each folder once."""
+    wanted, seen = frozenset(suffixes), set[str]()
     for place, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
         if real in seen:
@@ -74,22 +73,23 @@ def _walk(folder: Path) -> Iterable[Path]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
+            file = Path(place, name)
             # A named pipe would be waited for.
-            if not name.startswith(".") and (file := Path(place, name)).is_file():
+            if not name.startswith(".") and file.suffix.lower() in wanted and file.is_file():
                 yield file
 
 
 def _matched(pattern: str, suffixes: frozenset[str]) -> dict[str, list[Path]]:
     wildcards = re.compile(_groups(pattern.replace(os.sep, "/")))
-    found: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for text in glob.glob(pattern, recursive=True):
         path = Path(text)
         match = wildcards.fullmatch(text.replace(os.sep, "/"))
         if match and path.suffix.lower() in suffixes and path.is_file():
             name = "/".join(part for part in match.groups() if part)
             ends_open = match.lastindex is not None and match.end(match.lastindex) == len(text)
-            found.setdefault(_stem(name) if ends_open else name, []).append(path)
-    return found
+            by_name.setdefault(_stem(name) if ends_open else name, []).append(path)
+    return by_name
 
 
 def _groups(pattern: str) -> str:

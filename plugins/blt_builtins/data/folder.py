@@ -15,8 +15,7 @@ from one ``array``.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from annotated_types import Ge, Gt
 from PIL import Image
 from torch import Tensor
 
+from blt_builtins.data.file_names import files_below
 from blt_builtins.data.files import ImageFiles, real_path
 from blt_builtins.data.ranges import check_range
 from bltoolbox.plugin import SUFFIXES, Data
@@ -80,7 +80,8 @@ class Folder(Data):
             raise ValueError(
                 f"crop {crop} is larger than resize {resize}; a crop is cut from the resized image"
             )
-        names = sorted(_names(folder))
+        files = files_below(folder, SUFFIXES | _UNREADABLE)
+        names = sorted(file.relative_to(folder).as_posix() for file in files)
         if not names:
             raise ValueError(f"there are no image files in {path} or its subfolders")
         check_range(f"{path} holds {len(names)} image files", len(names), offset, count)
@@ -108,21 +109,3 @@ class Folder(Data):
 
     def group(self, id: int) -> str:
         return f"file {real_path(self._files.path(id))}"
-
-
-def _names(root: Path) -> Iterator[str]:
-    """Paths of image files relative to ``root``; links to folders are followed, each folder once."""
-    seen: set[str] = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in files:
-            path = Path(folder, name)
-            known = path.suffix.lower() in SUFFIXES | _UNREADABLE
-            # A named pipe would be waited for.
-            if known and not name.startswith(".") and path.is_file():
-                yield path.relative_to(root).as_posix()

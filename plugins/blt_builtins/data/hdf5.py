@@ -8,6 +8,8 @@ whole, so its size has a limit.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,18 +47,28 @@ class Hdf5Rows:
                 f"{file} needs the package h5py, which is not installed; pip install 'bltoolbox[hdf5]', or save the"
                 " dataset as .npy"
             ) from error
-        try:
+        self.file = file
+        with _damage(file):
             open_file(file).close()  # refuses pipes, for which HDF5 would wait
             self._file: File = h5py.File(file, "r", locking=False)
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read as HDF5: {error.strerror or error}") from error
-        self._dataset = _find(self._file, file, name)
-        _refuse_elsewhere(self._dataset, f"{file}:{self._dataset.name}")
-        self.shape: tuple[int, ...] = self._dataset.shape
-        self.dtype: np.dtype[Any] = self._dataset.dtype
+            self._dataset = _find(self._file, file, name)
+            _refuse_elsewhere(self._dataset, f"{file}:{self._dataset.name}")
+            self.shape: tuple[int, ...] = self._dataset.shape
+            self.dtype: np.dtype[Any] = self._dataset.dtype
 
     def take(self, i: int) -> NDArray[Any]:
-        return np.asarray(self._dataset[i])
+        with _damage(self.file):
+            return np.asarray(self._dataset[i])
+
+
+@contextmanager
+def _damage(file: Path) -> Iterator[None]:
+    """What HDF5 finds in a damaged file, as a sentence: h5py raises errors of many types for it."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, TypeError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or (error.args[0] if error.args else error)
+        raise ValueError(f"{file} cannot be read as HDF5: {reason}") from error
 
 
 def _find(root: File, file: Path, name: str) -> Dataset:

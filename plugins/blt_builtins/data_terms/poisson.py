@@ -3,14 +3,17 @@
     D(t; y) = p Σ_k [t_k + b − y_k log(t_k + b)],   t ≥ 0,        D' = p(1 − y/(t + b)),   D'' = p y/(t + b)²
 
 for measurements y = Poisson(p(Ax + b))/p with peak p and background b > 0: the negative log-likelihood up to a
-constant. For t < 0, which has no physical meaning, D continues as its second-order Taylor polynomial at 0,
+constant. For t < 0, which has no physical meaning, D continues as its second-order Taylor polynomial at 0 and a term ψ,
 
-    D = p Σ_k [b − y_k log b + (1 − y_k/b) t_k + y_k t_k²/(2b²)],   t < 0
+    D = Σ_k p[b − y_k log b + (1 − y_k/b) t_k + y_k t_k²/(2b²)] + ψ(t_k),   t < 0
+    ψ'' = min(−t/b, 1)/b²                                                  the curvature of one count, where t ≤ −b
 
-so it is twice differentiable and convex everywhere. L = p max y/b² per sample, |D'''| ≤ 2p max y/b³. An entry with
-y_k = 0 is linear: the minimiser then needs the constraint `nonnegative`, a coercive regularizer or `strong_convexity`.
+so it is twice differentiable and convex everywhere. Without ψ an entry that counts nothing, y_k = 0, would be linear,
+and where many of them adjoin, the energy of a weak regularizer would have no minimum: dark areas would fall without
+end. With it D grows in both directions, and dark areas end slightly below zero, or at zero with the constraint
+`nonnegative`. L = (p max y + 1)/b² per sample, |D'''| ≤ max(2p max y, 1)/b³.
 
-The weight y_k/(t + b) does not majorise for small arguments; the global curvature p y_k/b² does, and makes `mm`
+The weight y_k/(t + b) does not majorise for small arguments; the global curvature (p y_k + 1)/b² does, and makes `mm`
 correct but slow. With `agd` the certified L is equally pessimistic; `lbfgs` and `newton-cg` need no L.
 
 When to choose it: few photons (fluorescence, emission tomography, low light), where the noise is weaker in dark areas.
@@ -54,31 +57,44 @@ class Poisson(DataTerm):
 
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
         p, b = self.peak, self.background
-        inside = t.clamp_min(0) + b
-        outside = t.clamp_max(0)
+        inside, outside = t.clamp_min(0) + b, t.clamp_max(0)
         value = inside - y * inside.log() + (1 - y / b) * outside + y * outside.square() / (2 * b**2)
-        return p * value.flatten(1).sum(1)
+        below, near = self._below(t)
+        barrier = (near.pow(3) / (3 * b) + below * (below - near)) / (2 * b**2)
+        return (p * value + barrier).flatten(1).sum(1)
 
     def gradient(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
         p, b = self.peak, self.background
-        return p * (1 - y / (t.clamp_min(0) + b) + y * t.clamp_max(0) / b**2)
+        below, near = self._below(t)
+        barrier = (near.square() / (2 * b) + below - near) / b**2
+        return p * (1 - y / (t.clamp_min(0) + b) - y * below / b**2) - barrier
 
     def curvature(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
-        return self.peak * y / (t.clamp_min(0) + self.background).square()
+        b = self.background
+        return self.peak * y / (t.clamp_min(0) + b).square() + self._below(t)[1] / b**3
 
     def spectrum(self, theta: Theta, y: Tensor) -> tuple[float, Tensor]:
-        return 0.0, self.peak / self.background**2 * y.flatten(1).amax(1)
+        return 0.0, (self.peak * y.flatten(1).amax(1) + 1) / self.background**2
 
     def third(self, theta: Theta, y: Tensor) -> Tensor:
-        return 2 * self.peak / self.background**3 * y.flatten(1).amax(1)
+        # One bound for t > 0, the other for t < 0.
+        return (2 * self.peak * y.flatten(1).amax(1)).clamp_min(1) / self.background**3
 
     def majorant(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
-        return self.peak / self.background**2 * y
+        return (self.peak * y + 1) / self.background**2
 
     def prox(self, theta: Theta, t: Tensor, y: Tensor, step: Tensor | float) -> Tensor:
         p, b = self.peak, self.background
-        # u ≥ 0: (u + b)² − (t + b − step p)(u + b) − step p y = 0; u < 0: a linear equation.
+        # u ≥ 0: (u + b)² − (t + b − step p)(u + b) − step p y = 0
         middle = t + b - step * p
         root = (middle + torch.sqrt(middle.square() + 4 * step * p * y)) / 2 - b
-        below = (t - step * p * (1 - y / b)) / (1 + step * p * y / b**2)
-        return torch.where(root >= 0, root, below)
+        # −b ≤ u < 0, with n = −u: (step/2b³) n² + slope n − pull = 0; u < −b: a linear equation.
+        slope, pull = 1 + step * p * y / b**2, (step * p * (1 - y / b) - t).clamp_min(0)
+        near = 2 * pull / (slope + torch.sqrt(slope.square() + 2 * step * pull / b**3))
+        far = (pull + step / (2 * b)) / (slope + step / b**2)
+        return torch.where(root >= 0, root, -torch.where(near <= b, near, far))
+
+    def _below(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """How far t is below zero, and at most b of that."""
+        below = (-t).clamp_min(0)
+        return below, below.clamp_max(self.background)

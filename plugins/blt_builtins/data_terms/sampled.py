@@ -14,8 +14,8 @@ zero mean do not see the mean of an image, so without the zero frequency the min
 
 A scanner measures a frequency or does not. With `binary: true` s is the nearest pattern of zeros and `count` ones, and
 stays as it is, without a penalty, while the regularizer is learned. Start it from a learned s by `init`; without one
-the lowest frequencies are taken. A cold solve starts from the zero-filled Aᵀ(s·y), so that it knows nothing of
-measurements that are not used.
+the lowest frequencies are taken. They are also what a baseline measures, `count` of them. A cold solve starts from the
+zero-filled Aᵀ(s·y), so that it knows nothing of measurements that are not used.
 
 When to choose it: to design the sampling of an MRI sequence together with the regularizer, with operator `mri` and
 `acceleration: 1`, or any other transform whose measurements can be chosen. L = max s; D is min s strongly convex, which
@@ -81,6 +81,13 @@ class SampledLeastSquares(DataTerm):
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         around = torch.rand(self._sides(shape), dtype=torch.float64, generator=generator) - 0.5
         return self.project({"sampling": self.initial + _SPREAD * around * (not self.binary)})
+
+    def standard_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        """The lowest frequencies, `count` in all: the best of the usual patterns for images without learning."""
+        if self.count is None:
+            raise ValueError(f"set count, the number of {self.pattern} that a baseline may measure")
+        equal = torch.zeros(self._sides(shape), dtype=torch.float64)
+        return {"sampling": binary_pattern(equal, self.count, self.fixed)}
 
     def check(self, shape: Sequence[int]) -> str | None:
         height, width = self._sides(shape)

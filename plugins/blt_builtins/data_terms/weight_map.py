@@ -8,7 +8,8 @@ entries each way and is interpolated bilinearly, so that it is smooth and fits m
 an entry for each pixel of the training images, and fits images of their size only. ‖D''‖ = max e^w, and D is min e^w
 strongly convex in t.
 
-For denoising e^{−w} is a map of regularization: where the weight is small, the regularizer decides.
+For denoising e^{−w} is a map of regularization: where the weight is small, the regularizer decides. For other operators
+measurements have other places than the image; there `weighted` weights the regularizer at each place.
 
 When to choose it: noise, or a defect of the operator, whose strength depends on the place in the same way in all
 samples: vignetting, the corners of a detector, frequencies of a transform. With training images of few kinds leave the
@@ -28,8 +29,8 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Ge
 from torch import Tensor
-from torch.nn import functional as F
 
+from blt_builtins.weight_maps import extremes, flat_map, roughness, weights_at
 from bltoolbox.plugin import DataTerm, Theta, dot
 
 
@@ -53,14 +54,10 @@ class WeightMap(DataTerm):
         self.smoothness = smoothness
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-        sides = tuple(shape[-2:]) if self.grid is None else (self.grid, self.grid)
-        return {"log_weights": torch.zeros(sides, dtype=torch.float64)}
+        return {"log_weights": flat_map(shape, self.grid)}
 
     def penalty(self, theta: Theta) -> Tensor | None:
-        if not self.smoothness:
-            return None
-        w = theta["log_weights"]
-        return self.smoothness * (w.diff(dim=0).square().sum() + w.diff(dim=1).square().sum())
+        return self.smoothness * roughness(theta["log_weights"]) if self.smoothness else None
 
     def value(self, theta: Theta, t: Tensor, y: Tensor) -> Tensor:
         misfit = t - y
@@ -73,9 +70,7 @@ class WeightMap(DataTerm):
         return self._weight(theta, y).expand(y.shape)
 
     def spectrum(self, theta: Theta, y: Tensor) -> tuple[Tensor, Tensor]:
-        # Values between the entries of the map are means of them.
-        w = theta["log_weights"].detach()
-        return w.min().exp(), w.max().exp()
+        return extremes(theta["log_weights"])
 
     def third(self, theta: Theta, y: Tensor) -> float:
         return 0.0
@@ -92,8 +87,4 @@ class WeightMap(DataTerm):
 
     def _weight(self, theta: Theta, y: Tensor) -> Tensor:
         """e^w for each place, (H, W)."""
-        w = theta["log_weights"]
-        if w.shape != y.shape[-2:]:
-            size = (int(y.shape[-2]), int(y.shape[-1]))
-            w = F.interpolate(w[None, None], size, mode="bilinear", align_corners=True)[0, 0]
-        return w.exp()
+        return weights_at(theta["log_weights"], y.shape[-2:])

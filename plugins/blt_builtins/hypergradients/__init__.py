@@ -41,4 +41,34 @@ def blt_components() -> list[Component]:
             "blt_builtins.hypergradients.one_step:OneStep",
             "The derivative of one gradient step; the cheapest, biased by about 1 − μ/L.",
         ),
+        Component(
+            "hypergradient",
+            "piggyback",
+            "blt_builtins.hypergradients.piggyback:Piggyback",
+            "The derivative of the primal-dual iteration; for nonsmooth regularizers, with pdhg.",
+        ),
+        Component(
+            "hypergradient",
+            "stocbio",
+            "blt_builtins.hypergradients.stocbio:StocBiO",
+            "Stochastic steps and Neumann series on blocks of a finite sum (stocBiO, BSA).",
+        ),
+        Component(
+            "hypergradient",
+            "amigo",
+            "blt_builtins.hypergradients.amigo:AmIGO",
+            "Warm-started stochastic steps on x and the adjoint, in turn, for finite sums.",
+        ),
+        Component(
+            "hypergradient",
+            "soba",
+            "blt_builtins.hypergradients.soba:SOBA",
+            "One stochastic step on x, adjoint and θ at once; the cheapest for finite sums.",
+        ),
+        Component(
+            "hypergradient",
+            "saba",
+            "blt_builtins.hypergradients.saba:SABA",
+            "SOBA with variance reduction; accurate on finite sums that fit in memory.",
+        ),
     ]

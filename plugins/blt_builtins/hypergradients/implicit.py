@@ -19,6 +19,7 @@ from bltoolbox.plugin import (
     Lower,
     NumericalError,
     Rows,
+    Upper,
     solve_linear,
 )
 
@@ -26,14 +27,15 @@ from bltoolbox.plugin import (
 class ImplicitEstimator(HypergradientEstimator):
     """Keeps the adjoint q of each task as the start of its next linear system."""
 
-    def keeps(self, lower: Lower) -> Rows:
+    def keeps(self, lower: Lower, upper: Upper) -> Rows:
         return {"adjoint": torch.empty((0, *lower.shape), dtype=lower.mu.dtype, device=lower.mu.device)}
 
 
 def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool = False) -> Estimate:
     """z by ``method``, with at most ``most`` iterations per sample.
 
-    Reaching this limit is an error if a tolerance was requested, unless the method ``truncates`` by design.
+    Reaching this limit is an error if a tolerance was requested, unless the method ``truncates`` by design. Where
+    iterates are updated together, z is formed from the q of the previous call, and the new q is only kept.
     """
     lower, x, tol = ask.lower, ask.solution, ask.tol
     rhs = ask.upper.gradient(x)
@@ -48,10 +50,17 @@ def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool
             f" residual of up to {float(residual[short].max()):.2g}; raise hypergradient.iteration_limit, loosen the"
             " tolerance, or set strong_convexity if the system is nearly singular"
         )
-    gradient = {name: -part for name, part in lower.mixed(x, q, ask.weights).items()}
+    used = start if ask.together else q
+    return Estimate(implicit_gradient(ask, used), residual, iterations, adjoint=used, memory={"adjoint": q})
+
+
+def implicit_gradient(ask: Ask, q: Tensor) -> dict[str, Tensor]:
+    """z = ∂_θ g − ∂_θ⟨∇_x h(x̃, θ), q⟩, weighted."""
+    x = ask.solution
+    gradient = {name: -part for name, part in ask.lower.mixed(x, q, ask.weights).items()}
     for name, part in ask.upper.theta_gradient(x, ask.weights).items():
         gradient[name] = gradient[name] + part
-    return Estimate(gradient, residual, iterations, adjoint=q, memory={"adjoint": q})
+    return gradient
 
 
 def certified_lipschitz(lower: Lower, caller: str) -> Tensor:

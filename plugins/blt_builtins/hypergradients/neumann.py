@@ -23,7 +23,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.hypergradients.implicit import ImplicitEstimator, certified_lipschitz, implicit_estimate
-from bltoolbox.plugin import Ask, Estimate, Linearization, expand, initial_residual, norm
+from bltoolbox.plugin import Ask, BiasLimit, Estimate, Linearization, expand, initial_residual, norm
 
 
 class Neumann(ImplicitEstimator):
@@ -32,6 +32,8 @@ class Neumann(ImplicitEstimator):
     Args:
         terms: maximum number of terms K per sample.
     """
+
+    limit = BiasLimit({"terms": (5, 20, 80)})
 
     def __init__(self, terms: Annotated[int, Gt(0)] = 1000) -> None:
         self.terms = terms

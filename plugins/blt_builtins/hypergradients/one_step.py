@@ -23,7 +23,7 @@ import torch
 
 from blt_builtins.hypergradients.implicit import certified_lipschitz
 from blt_builtins.hypergradients.unrolled import unroll
-from bltoolbox.plugin import Ask, Estimate, HypergradientEstimator
+from bltoolbox.plugin import Ask, BiasLimit, Estimate, HypergradientEstimator
 
 
 class OneStep(HypergradientEstimator):
@@ -31,6 +31,7 @@ class OneStep(HypergradientEstimator):
 
     gives_adjoint = False
     exact = False
+    limit = BiasLimit(condition=(2.0, 1.2, 1.0))
 
     def estimate(self, ask: Ask) -> Estimate:
         # With a tolerance of zero, the step is always taken.

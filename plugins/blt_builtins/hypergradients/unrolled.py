@@ -27,7 +27,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.hypergradients.implicit import certified_lipschitz
-from bltoolbox.plugin import Ask, Estimate, HypergradientEstimator, Lower, expand, norm
+from bltoolbox.plugin import Ask, BiasLimit, Estimate, HypergradientEstimator, Lower, expand, norm
 
 
 class Unrolled(HypergradientEstimator):
@@ -38,6 +38,7 @@ class Unrolled(HypergradientEstimator):
     """
 
     gives_adjoint = False
+    limit = BiasLimit({"steps": (5, 20, 80)})
 
     def __init__(self, steps: Annotated[int, Gt(0)] = 50) -> None:
         self.steps = steps

@@ -45,9 +45,9 @@ class CsvLog(Logger):
 
     def __init__(self, path: Path = Path("figures.csv")) -> None:
         self.path = path
-        self.seconds = 0.0
 
     def started(self, experiment: Experiment) -> None:
+        self.seconds = 0.0
         self.root = experiment.run_dir or Path()
         self.file = self.root / self.path
         make_folder(self.file.parent, within=self.root)
@@ -59,9 +59,16 @@ class CsvLog(Logger):
             return
         heading, *lines = text.splitlines(keepends=True)
         # A line that a killed run left incomplete has no newline, and is written again.
-        kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
+        kept = [line for line in lines if line.endswith("\n") and self._step(line) <= step]
         write_text(self.file, "".join([heading, *kept]), within=self.root)
         self.fresh = False
+
+    def _step(self, line: str) -> int:
+        """Of a line that this logger has written."""
+        number = line.partition(",")[0]
+        if not (number.isascii() and number.isdigit() and len(number) < 19):
+            raise BltError(f"{self.file} has a damaged line; delete the file, or choose another path")
+        return int(number)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
         self.seconds = seconds
@@ -73,7 +80,7 @@ class CsvLog(Logger):
         if check.step == 0:
             self._write(0, check.computations, check.figures())
 
-    def _write(self, step: int, computations: int, figures: Mapping[str, Any]) -> None:
+    def _write(self, step: int, computations: float, figures: Mapping[str, Any]) -> None:
         rows: Iterable[tuple[Any, ...]] = (
             (step, computations, f"{self.seconds:.3f}", name, value)
             for name, value in figures.items()

@@ -50,12 +50,12 @@ class TensorBoardLog(Logger):
         self.make: Any = SummaryWriter
         self.folder = folder
         self.every = every
+
+    def started(self, experiment: Experiment) -> None:
         self.writer: Any = None
         self.step = 0
         #: Figures that are logged under `check/`, not under `step/`.
         self.checked_figures: frozenset[str] = frozenset()
-
-    def started(self, experiment: Experiment) -> None:
         root = experiment.run_dir or Path()
         # The writer opens files by their path, so no folder on that path may be a link.
         make_folder(root / self.folder, within=root)

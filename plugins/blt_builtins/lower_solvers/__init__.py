@@ -41,4 +41,10 @@ def blt_components() -> list[Component]:
             "blt_builtins.lower_solvers.newton_cg:NewtonCG",
             "Inexact Newton; a few expensive iterations, for very tight tolerances and reference solutions.",
         ),
+        Component(
+            "lower_solver",
+            "pdhg",
+            "blt_builtins.lower_solvers.pdhg:PDHG",
+            "Primal-dual hybrid gradient for nonsmooth regularizers; accuracy certified by the duality gap.",
+        ),
     ]

@@ -18,7 +18,7 @@ limited memory BFGS method for large scale optimization*, Math. Prog. 1989.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -85,20 +85,35 @@ class LBFGS(LowerSolver):
     def _append(self, history: Tensor, row: Tensor) -> Tensor:
         return torch.cat([history, row.unsqueeze(1)], dim=1)[:, -self.memory :]
 
+    def outcome(self, state: LBFGSState) -> LBFGSState:
+        """With pairs of weight zero before the first, so that all histories have m of them."""
+        missing = self.memory - state.s.shape[1]
+        s, y = (torch.nn.functional.pad(rows, (0, 0, missing, 0)) for rows in (state.s, state.y))
+        return replace(state, s=s, y=y, rho=torch.nn.functional.pad(state.rho, (missing, 0)))
+
+    def inverse(self, state: LBFGSState, v: Tensor) -> Tensor:
+        return _image(_product(state, _flat(v)), state.x)
+
     def _direction(self, state: LBFGSState) -> Tensor:
-        """−B∇h by the two-loop recursion, or the scaled −∇h where rounding makes that no descent direction."""
+        """−B∇h, or the scaled −∇h where rounding makes that no descent direction."""
         gradient = _flat(state.gradient)
-        q, coefficients = gradient, []
-        for j in reversed(range(state.s.shape[1])):
-            coefficients.append(state.rho[:, j] * dot(state.s[:, j], q))
-            q = torch.addcmul(q, coefficients[-1].unsqueeze(1), state.y[:, j], value=-1)
-        q = q * state.scale.unsqueeze(1)
-        for j, coefficient in enumerate(reversed(coefficients)):
-            beta = state.rho[:, j] * dot(state.y[:, j], q)
-            q = torch.addcmul(q, (coefficient - beta).unsqueeze(1), state.s[:, j])
+        q = _product(state, gradient)
         downhill = dot(q, gradient) > 0
         q = torch.where(expand(downhill, q), q, gradient * state.scale.unsqueeze(1))
         return -_image(q, state.x)
+
+
+def _product(state: LBFGSState, v: Tensor) -> Tensor:
+    """B v by the two-loop recursion, for v as rows."""
+    q, coefficients = v, []
+    for j in reversed(range(state.s.shape[1])):
+        coefficients.append(state.rho[:, j] * dot(state.s[:, j], q))
+        q = torch.addcmul(q, coefficients[-1].unsqueeze(1), state.y[:, j], value=-1)
+    q = q * state.scale.unsqueeze(1)
+    for j, coefficient in enumerate(reversed(coefficients)):
+        beta = state.rho[:, j] * dot(state.y[:, j], q)
+        q = torch.addcmul(q, (coefficient - beta).unsqueeze(1), state.s[:, j])
+    return q
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -91,6 +91,8 @@ class MemoryGradient(LowerSolver):
         gradient = composite.adjoint(slopes)
         if composite.ridge:
             gradient = gradient.add_(x, alpha=composite.ridge)
+        if composite.tilt_curvature is not None:
+            gradient = gradient + composite.tilt(x)
         return gradient, torch.as_tensor(weights), curvature if isinstance(curvature, Tensor) else None
 
     def _subspace_minimiser(
@@ -102,6 +104,8 @@ class MemoryGradient(LowerSolver):
         plain = forward_g is g and state.curvature is None
         data = slopes if plain else self._gram(forward_g, state.forward_d, state.curvature)
         system = data + self._gram(t_g, state.t_d, state.weights)
+        if (curvature := composite.tilt_curvature) is not None:
+            system = system + curvature.double() * slopes
         gg, gd, dd = (system + composite.ridge * slopes if composite.ridge else system).unbind()
         slope_g, slope_d, _ = slopes.unbind()
         determinant = gg * dd - gd.square()
@@ -116,7 +120,10 @@ class MemoryGradient(LowerSolver):
 def half_quadratic(lower: Lower) -> Composite:
     """h as the sum of a regularizer and a data term, both with majorising parabolas."""
     if (composite := lower.composite()) is None:
-        raise NumericalError("mm needs a regularizer and a data term with majorants; use agd, which does not")
+        raise NumericalError(
+            "mm needs a regularizer and a data term with majorants, and a loss with a known Lipschitz constant where a"
+            " method adds it to them; use agd, which does not"
+        )
     return composite
 
 

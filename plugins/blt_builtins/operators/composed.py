@@ -57,6 +57,11 @@ class Composed(Operator):
             **{position: part.init_params(seen, generator) for position, part, seen in self._walk(shape)}
         )
 
+    def standard_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        return join(
+            **{position: part.standard_params(seen, generator) for position, part, seen in self._walk(shape)}
+        )
+
     def prepare(self, theta: Theta) -> Theta:
         return self._each(lambda part, own: part.prepare(own), theta)
 

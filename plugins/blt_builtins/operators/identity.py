@@ -16,6 +16,8 @@ from bltoolbox.plugin import Operator, Rows, Theta
 class Identity(Operator):
     """A x = x, for denoising."""
 
+    identity = True
+
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         return x
 

@@ -31,9 +31,33 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "regularizer",
+            "tv-nonsmooth",
+            "blt_builtins.regularizers.tv_nonsmooth:NonsmoothTotalVariation",
+            "Total variation without smoothing, with a learned weight; for pdhg and piggyback.",
+        ),
+        Component(
+            "regularizer",
+            "foe-nonsmooth",
+            "blt_builtins.regularizers.foe_nonsmooth:NonsmoothFieldOfExperts",
+            "Field of Experts without smoothing: learned filters, absolute values; for pdhg and piggyback.",
+        ),
+        Component(
+            "regularizer",
+            "tgv",
+            "blt_builtins.regularizers.tgv:TotalGeneralizedVariation",
+            "Smoothed total generalized variation: like tv without its steps on smooth shading.",
+        ),
+        Component(
+            "regularizer",
             "tikhonov",
             "blt_builtins.regularizers.tikhonov:Tikhonov",
             "Squared gradient (or image) with a learned weight; quadratic, one parameter, exact constants.",
+        ),
+        Component(
+            "regularizer",
+            "weighted",
+            "blt_builtins.regularizers.weighted:Weighted",
+            "Another regularizer with a learned weight at every place: more of it here, less there.",
         ),
         Component(
             "regularizer",

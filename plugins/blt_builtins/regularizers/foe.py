@@ -110,6 +110,10 @@ class FieldOfExperts(Regularizer):
         form = self._form(theta)
         return form.of.potential(form.bank.correlate(x)).sum((1, 2, 3))
 
+    def density(self, theta: Theta, x: Tensor) -> Tensor:
+        form = self._form(theta)
+        return form.of.potential(form.bank.correlate(x)).sum(1)
+
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
         form = self._form(theta)
         t = form.bank.correlate(x)

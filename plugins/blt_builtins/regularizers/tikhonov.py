@@ -45,6 +45,10 @@ class Tikhonov(Regularizer):
         t = self.analyse(theta, x)
         return 0.5 * theta["log_weight"].exp() * t.square().flatten(1).sum(1)
 
+    def density(self, theta: Theta, x: Tensor) -> Tensor:
+        t = self.analyse(theta, x)
+        return 0.5 * theta["log_weight"].exp() * t.square().flatten(1, -3).sum(1)
+
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
         return theta["log_weight"].exp() * self.synthesise(theta, self.analyse(theta, x), x.shape[1:])
 
@@ -60,10 +64,7 @@ class Tikhonov(Regularizer):
         return {"log_weight": self.pairing(theta, x, q).unsqueeze(1)}
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
-        squared = 1.0
-        if self.of == "gradient":
-            squared = sum(4 * math.sin(math.pi * (n - 1) / (2 * n)) ** 2 for n in shape[1:])
-        return (theta["log_weight"].exp() * squared).squeeze()
+        return (theta["log_weight"].exp() * self.analysis_norm(theta, shape)).squeeze()
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor | float:
         # Constant images have no gradient.
@@ -86,6 +87,20 @@ class Tikhonov(Regularizer):
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return theta["log_weight"].exp().view(-1, *(1,) * (t.ndim - 1)).expand_as(t)
+
+    def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> float:
+        if self.of == "identity":
+            return 1.0
+        return sum(4 * math.sin(math.pi * (n - 1) / (2 * n)) ** 2 for n in shape[1:])
+
+    def potential_sum(self, theta: Theta, t: Tensor) -> Tensor:
+        return 0.5 * theta["log_weight"].exp() * t.square().flatten(1).sum(1, dtype=torch.float64)
+
+    def conjugate(self, theta: Theta, p: Tensor) -> Tensor:
+        return 0.5 * (-theta["log_weight"]).exp() * p.square().flatten(1).sum(1, dtype=torch.float64)
+
+    def prox_potential(self, theta: Theta, t: Tensor, step: Tensor | float) -> Tensor:
+        return t / (1 + step * theta["log_weight"].exp())
 
 
 class _Hessian:

@@ -21,6 +21,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
+from blt_builtins.regularizers.differences import NORM, differences, differences_adjoint
 from blt_builtins.regularizers.filter_constants import THIRD
 from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta, norm
 
@@ -55,6 +56,10 @@ class TotalVariation(Regularizer):
         length = self._length(theta, self.analyse(theta, x))
         return theta["log_weight"].exp() * (length - nu).sum((1, 2, 3, 4))
 
+    def density(self, theta: Theta, x: Tensor) -> Tensor:
+        length = self._length(theta, self.analyse(theta, x))
+        return theta["log_weight"].exp() * (length - theta["log_smoothing"].exp()).sum((1, 2))
+
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
         t = self.analyse(theta, x)
         return self.synthesise(theta, self.majorant(theta, t) * t, x.shape[1:])
@@ -76,8 +81,8 @@ class TotalVariation(Regularizer):
         return (self.majorant(theta, t) * t * self.analyse(theta, q)).sum((1, 2, 3, 4))
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
-        # ‖D‖² ≤ 8 for differences in two directions, ψ'' ≤ a/ν.
-        return (8 * (theta["log_weight"] - theta["log_smoothing"]).exp()).squeeze()
+        # ψ'' ≤ a/ν.
+        return (NORM * (theta["log_weight"] - theta["log_smoothing"]).exp()).squeeze()
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
         a, nu = theta["log_weight"].exp().squeeze(), theta["log_smoothing"].exp().squeeze()
@@ -87,8 +92,8 @@ class TotalVariation(Regularizer):
         columns.append(self.synthesise(theta, a * nu.square() * t / length.pow(3), x.shape[1:]))
         # |D³ψ| ≤ 0.8587/ν², the two differences at a pixel together have norm √3, and both columns of B are
         # Lipschitz with a‖D‖²/ν.
-        hessian = THIRD / nu.square() * a * 8 * math.sqrt(3)
-        mixed = math.sqrt(2) * 8 * a / nu
+        hessian = THIRD / nu.square() * a * NORM * math.sqrt(3)
+        mixed = math.sqrt(2) * NORM * a / nu
         return Constants(
             hessian_lipschitz=hessian.expand_as(radius),
             mixed_lipschitz=mixed.expand_as(radius),
@@ -97,18 +102,10 @@ class TotalVariation(Regularizer):
 
     def analyse(self, theta: Theta, x: Tensor) -> Tensor:
         """(B, 2, C, H, W): horizontal and vertical differences, zero across the border."""
-        t = x.new_zeros(len(x), 2, *x.shape[1:])
-        t[:, 0, :, :, :-1] = x[:, :, :, 1:] - x[:, :, :, :-1]
-        t[:, 1, :, :-1] = x[:, :, 1:] - x[:, :, :-1]
-        return t
+        return differences(x)
 
     def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
-        x = t.new_zeros(len(t), *shape)
-        x[:, :, :, 1:] += t[:, 0, :, :, :-1]
-        x[:, :, :, :-1] -= t[:, 0, :, :, :-1]
-        x[:, :, 1:] += t[:, 1, :, :-1]
-        x[:, :, :-1] -= t[:, 1, :, :-1]
-        return x
+        return differences_adjoint(t, shape)
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return (theta["log_weight"].exp() / self._length(theta, t)).expand_as(t)

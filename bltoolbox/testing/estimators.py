@@ -1,0 +1,211 @@
+"""Hypergradient components side by side: the error of z against what it cost, at one θ of a recipe.
+
+    error = ‖z − ∇f‖/‖∇f‖,        cost = gradients + Hessian products + derivatives in θ, per task
+
+f is the mean over the first tasks of the recipe at its initial θ, in float64; ∇f comes from tight solves by the
+recipe's own lower-level solver and conjugate gradients. Every point of a curve is computed from a cold start:
+
+* at increasing accuracies of the lower level and of the linear system, relative to the distance that the lower level
+  moves and to the size of the right-hand side, unless no tolerance makes the component exact;
+* along the settings of its declared ``limit``, at the highest of these accuracies. A method that iterates from call
+  to call is asked several times at the same θ, and its cost adds up.
+
+The mean error over several calls is reported for components that draw at random.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
+from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.records import Accuracy, Batch, Cost, Counter, Scales, Theta
+from bltoolbox.bilevel.roles import HypergradientEstimator
+from bltoolbox.bilevel.tensors import detached, theta_norm
+from bltoolbox.config.block import Block
+from bltoolbox.config.compatibility import find_misfits
+from bltoolbox.config.recipe import Recipe
+from bltoolbox.config.registry import Registry
+from bltoolbox.errors import BltError, NumericalError
+from bltoolbox.training.assemble import assemble
+
+#: Accuracies relative to the scales of the problem.
+LADDER = tuple(10 ** (-k / 2) for k in range(1, 11))
+#: Relative errors whose cost is tabulated.
+LEVELS = (0.1, 0.01, 0.001)
+#: Relative accuracy of the reference.
+_REFERENCE = 1e-9
+#: Calls over which the error of a random component is averaged.
+_DRAWS = 8
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of a component: the relative error of its z, the cost per task, and processor seconds in all."""
+
+    setting: str
+    error: float
+    cost: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ErrorCurve:
+    """The points of one component, or a sentence that says why there are none."""
+
+    name: str
+    points: tuple[Point, ...]
+    note: str = ""
+
+    def cost_to(self, level: float) -> float | None:
+        """The lowest cost of a point with at most this error."""
+        return min((point.cost for point in self.points if point.error <= level), default=None)
+
+    @property
+    def best(self) -> Point | None:
+        """The point with the smallest error."""
+        return min(self.points, key=lambda point: point.error, default=None)
+
+
+@dataclass(frozen=True)
+class EstimatorComparison:
+    """All components on one recipe."""
+
+    recipe: str
+    tasks: int
+    curves: tuple[ErrorCurve, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """One setting: further options, accuracies relative to the scales, calls at the same θ, draws to average over."""
+
+    label: str
+    options: Mapping[str, Any]
+    accuracy: float
+    calls: int = 1
+    draws: int = 1
+
+
+class _Bench:
+    """Some tasks of a recipe at its initial θ, and the exact z there."""
+
+    def __init__(self, recipe: Recipe, registry: Registry, tasks: int) -> None:
+        settings = dataclasses.replace(
+            recipe, dtype="float64", device="cpu", evaluation=None, baseline=None, loggers=()
+        )
+        experiment = assemble(settings, registry)
+        self.recipe, self.registry, self.source = recipe, registry, experiment.oracle
+        self.theta: Theta = dict(experiment.theta)
+        total = len(self.source.tasks)
+        count = min(tasks, total)
+        self.batch = Batch(range(count), [total / count] * count)
+        self.scales: Scales = self.source.on(self.batch).scales(self.theta)
+        self.exact = self._exact()
+
+    def oracle(self, estimator: HypergradientEstimator) -> BilevelOracle:
+        """With no warm starts."""
+        source = self.source
+        limit = source.iteration_limit
+        return BilevelOracle(
+            source.problem, source.tasks, source.solver, estimator, chunk=source.chunk, iteration_limit=limit
+        )
+
+    @detached()
+    def _exact(self) -> dict[str, Tensor]:
+        lower, upper = self.source.tasks.at(self.theta, Counter()).on(self.batch.ids)
+        tol = _REFERENCE * self.scales.distance
+        solution = self.source.minimise(lower, lower.start(), Accuracy(tol))
+        rhs = upper.gradient(solution.x)
+        tolerance = torch.full_like(lower.mu, _REFERENCE * self.scales.slope * upper.scale)
+        method, system = ConjugateGradients("the reference"), lower.linearize(solution.x)
+        q, _, _ = solve_linear(method, system, rhs, torch.zeros_like(rhs), tolerance, 10_000)
+        weights = torch.full_like(lower.mu, 1 / len(self.batch.ids))
+        z = {name: -part for name, part in lower.mixed(solution.x, q, weights).items()}
+        for name, part in upper.theta_gradient(solution.x, weights).items():
+            z[name] = z[name] + part
+        return self.source.problem.project_gradient(z)
+
+    def measure(self, block: Block, rung: _Rung) -> Point:
+        estimator = self.registry.build(Block(block.kind, block.name, {**block.options, **rung.options}))
+        oracle, began, error = self.oracle(estimator), time.process_time(), 0.0
+        effort, adjoint = (
+            Accuracy(rung.accuracy * scale) for scale in (self.scales.distance, self.scales.slope)
+        )
+        asked = oracle.on(self.batch)
+        for _ in range(rung.calls - 1):
+            asked.hypergradient(self.theta, effort, adjoint)
+        for _ in range(rung.draws):
+            z = asked.hypergradient(self.theta, effort, adjoint).gradient
+            error += self.error(z) / rung.draws
+        seconds = (time.process_time() - began) / rung.draws
+        return Point(rung.label, error, _cost(oracle.cost) / len(self.batch.ids) / rung.draws, seconds)
+
+    def error(self, z: Theta) -> float:
+        size = max(theta_norm(self.exact.values()), 1e-300)
+        return theta_norm(z[name] - part for name, part in self.exact.items()) / size
+
+
+def _cost(cost: Cost) -> float:
+    """What the ledger counts as derivatives."""
+    entries = ("gradients", "hessian_products", "mixed_products", "theta_gradients")
+    return sum(getattr(cost, name, 0) for name in entries)
+
+
+def compare_estimators(
+    recipe: Recipe, registry: Registry, blocks: Sequence[Block] | None = None, tasks: int = 4
+) -> Iterator[EstimatorComparison]:
+    """The comparison after each component; all that are registered if no ``blocks`` are given."""
+    if blocks is None:
+        blocks = [Block("hypergradient", one.name) for one in registry.components("hypergradient")]
+    bench, curves = _Bench(recipe, registry, tasks), []
+    for block in blocks:
+        curves.append(_curve(bench, block))
+        yield EstimatorComparison(recipe.name, len(bench.batch.ids), tuple(curves))
+
+
+def _curve(bench: _Bench, block: Block) -> ErrorCurve:
+    """All settings of one component, as far as they can be computed."""
+    points: list[Point] = []
+    misfits = find_misfits({**vars(bench.recipe), "hypergradient": block}, bench.registry)
+    if misfits:
+        return ErrorCurve(_label(block), (), misfits[0].message)
+    try:
+        cls = bench.registry.get("hypergradient", block.name).load()
+        for rung in _rungs(cls, block):
+            points.append(bench.measure(block, rung))
+    except (NumericalError, BltError, NotImplementedError) as error:
+        return ErrorCurve(_label(block), tuple(points), str(error))
+    return ErrorCurve(_label(block), tuple(points))
+
+
+def _label(block: Block) -> str:
+    options = ", ".join(f"{name} {value}" for name, value in block.options.items())
+    return f"{block.name} ({options})" if options else block.name
+
+
+def _rungs(cls: type[HypergradientEstimator], block: Block) -> Iterator[_Rung]:
+    draws, limit = _DRAWS if cls.stochastic else 1, cls.limit
+    if limit is not None and (not (limit.options or limit.calls) or set(limit.options) & set(block.options)):
+        limit = None  # it concerns the problem, or is fixed by the user
+    if cls.exact or limit is None:
+        for accuracy in LADDER:
+            yield _Rung(f"accuracy {accuracy:.1g}", {}, accuracy, draws=draws)
+    if limit is None:
+        return
+    for k in range(len(limit)):
+        options = limit.options_at(k)
+        calls = limit.calls[k] if limit.calls else 1
+        words = [f"{name} {value}" for name, value in options.items()]
+        words += [f"{calls} calls"] if limit.calls else []
+        yield _Rung(", ".join(words), options, LADDER[-1], calls, draws)

@@ -1,0 +1,1 @@
+"""Problems other than images: regression, classification, data cleaning, few-shot learning."""

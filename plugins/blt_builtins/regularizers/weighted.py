@@ -1,0 +1,166 @@
+"""A learned weight at every place of the image, for another regularizer.
+
+    R_θ(x) = Σ_p e^{w_p} r_p(x),        Σ_p r_p = the base regularizer, e.g. r_p = e^{θ_0}(√(|Dx|_p² + ν²) − ν) of `tv`
+    P(w) = γ Σ |∇w|²                    differences of neighbouring entries of the map
+
+w is a map of the rows and columns of the image, shared by all samples. With `grid` it has that many entries each way
+and is interpolated bilinearly, so that it fits images of any size; without, it has an entry for each pixel of the
+training images, and fits images of their size only. The parameters of the base are learned, too; its own weight and
+the mean of w have the same effect.
+
+For r_p = ψ(t_p), t = Cx, with convex ψ, gradient and Hessian products cost as much as those of the base, and from
+e^{min w} r ⪯ R ⪯ e^{max w} r follow the bounds: L is that of the base times max e^w, strong convexity that of the base
+times min e^w. Error bounds of hypergradients are estimated.
+
+When to choose it: where the right amount of regularization depends on the place in the same way in all images: organs
+in registered scans, the border of a field of view, sensitivities that fall off. For noise of varying strength choose
+`weight-map`, a data term with a map. For a weight per class of images use `least-squares` with `classes`: e^θ D + R
+has the minimiser of D + e^{−θ} R.
+
+References: Hintermüller & Rautenberg, *Optimal selection of the regularization function in a weighted total variation
+model*, JMIV 2017; Kofler, Altekrüger, Ba et al., *Learning regularization parameter-maps for variational image
+reconstruction*, SIAM J. Imaging Sci. 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from blt_builtins.weight_maps import extremes, flat_map, roughness, weights_at
+from bltoolbox.plugin import Bound, Regularizer, Theta, join, split
+
+#: What the base must provide.
+_NEEDED = ("density", "analyse", "synthesise", "majorant")
+
+
+class Weighted(Regularizer):
+    """A regularizer with a learned map of weights.
+
+    Args:
+        base: the regularizer to be weighted, convex and with an energy at each place, such as tv or foe.
+        grid: rows and columns of the map, or null for one weight per pixel of the training images.
+        smoothness: γ, the penalty on differences of neighbouring entries of the map.
+    """
+
+    uniform = False
+    caption = "Weights of the regularizer, by place"
+
+    def __init__(
+        self,
+        base: Regularizer,
+        grid: Annotated[int, Ge(1)] | None = 8,
+        smoothness: Annotated[float, Ge(0)] = 0.0,
+    ) -> None:
+        missing = [method for method in _NEEDED if not base.offers(method)]
+        if missing or not base.convex:
+            trouble = f"has no {missing[0]}" if missing else "is not convex"
+            raise ValueError(
+                f"{type(base).__name__} cannot be weighted, it {trouble}; use tv, foe or tikhonov"
+            )
+        self.base = base
+        self.grid = grid
+        self.smoothness = smoothness
+
+    @classmethod
+    def example(cls, folder: Path) -> dict[str, Any]:
+        return {
+            "base": {"name": "foe", "filters": 3, "kernel_size": 3, "nu": 0.1},
+            "grid": 3,
+            "smoothness": 0.5,
+        }
+
+    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        return {"log_map": flat_map(shape, self.grid)} | join(base=self.base.init_params(shape, generator))
+
+    def prepare(self, theta: Theta) -> Theta:
+        return _Prepared(theta, self.base.prepare(split(theta, "base")))
+
+    def upgrade(self, theta: Theta) -> dict[str, Tensor]:
+        return self._with_base(theta, self.base.upgrade)
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        return self._with_base(theta, self.base.project)
+
+    def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
+        return self._with_base(gradient, self.base.project_gradient)
+
+    def penalty(self, theta: Theta) -> Tensor | None:
+        own = self.smoothness * roughness(theta["log_map"]) if self.smoothness else None
+        others = self.base.penalty(split(theta, "base"))
+        return own if others is None else others if own is None else own + others
+
+    def check(self, shape: Sequence[int]) -> str | None:
+        return self.base.check(shape)
+
+    def energy(self, theta: Theta, x: Tensor) -> Tensor:
+        return self.density(theta, x).sum((1, 2))
+
+    def density(self, theta: Theta, x: Tensor) -> Tensor:
+        density = self.base.density(self._of_base(theta), x)
+        return weights_at(theta["log_map"], density.shape[1:]) * density
+
+    def gradient(self, theta: Theta, x: Tensor) -> Tensor:
+        t = self.analyse(theta, x)
+        return self.synthesise(theta, self.majorant(theta, t) * t, x.shape[1:])
+
+    def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
+        with torch.enable_grad():
+            t = self.analyse(theta, x).detach().requires_grad_()
+            slope = self.majorant(theta, t) * t
+
+        def hvp(v: Tensor) -> Tensor:
+            # The second derivative of the potentials is symmetric, so a product with it is a backward pass.
+            t_v = self.analyse(theta, v)
+            return self.synthesise(
+                theta, torch.autograd.grad(slope, t, t_v, retain_graph=True)[0], v.shape[1:]
+            )
+
+        return hvp
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        t = self.analyse(theta, x)
+        return (self.majorant(theta, t) * t * self.analyse(theta, q)).flatten(1).sum(1)
+
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        bound = self.base.lipschitz(self._of_base(theta), shape)
+        return None if bound is None else extremes(theta["log_map"])[1] * bound
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        bound = self.base.strong_convexity(self._of_base(theta), shape)
+        return None if bound is None else extremes(theta["log_map"])[0] * bound
+
+    def analyse(self, theta: Theta, x: Tensor) -> Tensor:
+        return self.base.analyse(self._of_base(theta), x)
+
+    def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
+        return self.base.synthesise(self._of_base(theta), t, shape)
+
+    def majorant(self, theta: Theta, t: Tensor) -> Tensor:
+        return weights_at(theta["log_map"], t.shape[-2:]) * self.base.majorant(self._of_base(theta), t)
+
+    def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        return self.base.analysis_norm(self._of_base(theta), shape)
+
+    def pictures(self, theta: Theta) -> Tensor:
+        return theta["log_map"].exp()[None, None]
+
+    def _of_base(self, theta: Theta) -> Theta:
+        return theta.base if isinstance(theta, _Prepared) else split(theta, "base")
+
+    def _with_base(self, theta: Theta, change: Callable[[Theta], Theta]) -> dict[str, Tensor]:
+        """θ with the parameters of the base changed."""
+        return {"log_map": theta["log_map"]} | join(base=change(split(theta, "base")))
+
+
+class _Prepared(dict[str, Tensor]):
+    """θ with the prepared parameters of the base."""
+
+    def __init__(self, theta: Theta, base: Theta) -> None:
+        super().__init__(theta)
+        self.base = base
