@@ -3,10 +3,10 @@
     D(t; y) = Σ_k [e^{−κt_k} + κ t_k e^{−κy_k} − c_k]/κ²,   t ≥ 0,        D' = (e^{−κy} − e^{−κt})/κ,   D'' = e^{−κt}
 
 y are the line integrals −log(n/I)/κ of the counts n = Poisson(I e^{−κt}), as the noise `transmission` makes them. Iκ²D
-is the negative log-likelihood of the counts up to a constant; c_k = (1 + κy_k)e^{−κy_k} makes D(y; y) = 0. In this scale D is
-½Σ e^{−κy}(t − y)² near y, least squares with the weights of the counts: rays that few photons pass count little, and
-the weights of a regularizer are comparable with those for `least-squares`. The number of photons is part of the
-weight of the regularizer.
+is the negative log-likelihood of the counts up to a constant; c_k = (1 + κy_k)e^{−κy_k} makes D(y; y) = 0. In this
+scale D is ½Σ e^{−κy}(t − y)² near y, least squares with the weights of the counts: rays that few photons pass count
+little. The number of photons is part of the weight of the regularizer, and `strong_convexity` should be small beside
+e^{−κy}.
 
 For t < 0, which has no physical meaning, e^{−κt} continues as its second-order Taylor polynomial at 0. So D is convex
 and twice differentiable everywhere, 0 ≤ D'' ≤ 1 and |D'''| ≤ κ. The constant curvature 1 majorises D, so `mm` and `agd`
