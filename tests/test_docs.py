@@ -20,8 +20,9 @@ from conftest import ROOT, Install
 from bltoolbox.cli.common import split_overrides
 from bltoolbox.config.describe import describe
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict, shipped_recipes
+from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict
 from bltoolbox.config.registry import Registered, load_registry
+from bltoolbox.config.shipped_recipes import shipped_recipes
 from bltoolbox.config.signatures import Parameter, Signature
 from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import MissingError, RecipeError
