@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.cache import cache_folder as cache_folder
     from bltoolbox.config.reading import ARRAY_IMAGES as ARRAY_IMAGES
     from bltoolbox.config.reading import DOWNLOAD as DOWNLOAD
+    from bltoolbox.config.reading import GENERATED as GENERATED
     from bltoolbox.config.reading import KERNEL as KERNEL
     from bltoolbox.config.reading import LOG as LOG
     from bltoolbox.config.reading import MASK as MASK
@@ -182,6 +183,7 @@ _HOME = {
     "bltoolbox.config.reading": (
         "ARRAY_IMAGES",
         "DOWNLOAD",
+        "GENERATED",
         "FileRefused",
         "KERNEL",
         "LOG",
