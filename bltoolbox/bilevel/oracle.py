@@ -28,7 +28,7 @@ from bltoolbox.bilevel.bounds import (
     estimate_mu,
     knows_mu,
 )
-from bltoolbox.bilevel.differentiator import Differentiator, named
+from bltoolbox.bilevel.hypergradient import Differentiator, named
 from bltoolbox.bilevel.journal import SOLUTIONS, Journal, Trial
 from bltoolbox.bilevel.kept import MEMORY, SOLVER, Kept
 from bltoolbox.bilevel.lower_loop import solve

@@ -35,6 +35,7 @@ ASKS = {
     "needs_truth": "true images",
 }
 GIVES = {
+    "by_gap": "accuracy by a duality gap",
     "converges": "convergence to the minimiser",
     "convex": "convexity in x",
     "exact": "an error that vanishes with the tolerance",
@@ -43,6 +44,8 @@ GIVES = {
     "gives_adjoint": "an adjoint, hence error bounds",
     "handles_constraint": "iterates within a constraint on x",
     "handles_floor": "a stop of its own where the dtype allows no more accuracy",
+    "handles_nonsmooth": "no need of derivatives of the regularizer",
+    "identity": "measurements of the image itself",
     "moves_x": "iterations on x of its own",
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
@@ -65,6 +68,7 @@ OFFERS = {
     "constants": "constants for certified error bounds",
     "context": "what operator and data term need to know of each image",
     "data.measured": "recorded measurements",
+    "density": "an energy place by place",
     "example_contexts": "use of what the data know of each image",
     "extra_channels": "auxiliary variables",
     "gradient": "an analytic gradient",

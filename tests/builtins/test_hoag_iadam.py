@@ -24,7 +24,7 @@ from blt_builtins.upper_optimizers.schedule import power_decay
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Batch, HypergradientResult, Step, Theta, Value
 from bltoolbox.bilevel.roles import HypergradientEstimator, UpperOptimizer
-from bltoolbox.restoration.variational import join, split
+from bltoolbox.restoration.theta import join, split
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 
 every_optimizer = pytest.mark.parametrize(

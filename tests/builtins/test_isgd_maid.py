@@ -31,7 +31,7 @@ from bltoolbox.bilevel.records import Accuracy, Cost, HypergradientResult, Step,
 from bltoolbox.bilevel.roles import Oracle, UpperOptimizer
 from bltoolbox.bilevel.tensors import norm, theta_norm
 from bltoolbox.errors import BudgetExhausted
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 
 NAME = "regularizer.log_weight"

@@ -23,7 +23,7 @@ from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.roles import DataTerm, Regularizer
 
 if TYPE_CHECKING:
-    from bltoolbox.restoration.variational import ImageLower
+    from bltoolbox.restoration.image_lower import ImageLower
 
 #: What a primal–dual solver needs of a regularizer.
 METHODS = ("analyse", "synthesise", "analysis_norm", "potential_sum", "conjugate", "prox_potential")
