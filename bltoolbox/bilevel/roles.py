@@ -296,10 +296,20 @@ class Oracle(Protocol):
     Every call may raise ``BudgetExhausted``; the optimizer must not catch it.
     """
 
-    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Effort,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         """f(θ), its bounds certified where the strong convexity is known and with ``bound`` estimated elsewhere.
 
-        Its solutions become warm starts only through ``accept``.
+        Its solutions become warm starts only through ``accept``. Solves start at the warm starts x or, with an
+        earlier value ``towards`` whose solutions are x⁺, at x + fraction·(x⁺ − x): the fraction is 1 for the same θ at
+        another accuracy, and ½ for a step of half the length. This changes no warm start.
         """
         ...
 
