@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from bltoolbox.errors import MissingError as MissingError
     from bltoolbox.errors import NumericalError as NumericalError
     from bltoolbox.restoration.layout import image_layout as image_layout
+    from bltoolbox.restoration.layout import to_gray as to_gray
     from bltoolbox.restoration.npy import map_array as map_array
     from bltoolbox.restoration.npy import read_array as read_array
     from bltoolbox.restoration.pictures.files import read_pixels as read_pixels
@@ -198,7 +199,7 @@ _HOME = {
         "read_text",
     ),
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
-    "bltoolbox.restoration.layout": ("image_layout",),
+    "bltoolbox.restoration.layout": ("image_layout", "to_gray"),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),
     "bltoolbox.restoration.pictures.files": ("read_pixels",),
     "bltoolbox.restoration.pictures.images": (
