@@ -13,9 +13,9 @@ e^{min w} r ⪯ R ⪯ e^{max w} r follow the bounds: L is that of the base times
 times min e^w. Error bounds of hypergradients are estimated.
 
 When to choose it: where the right amount of regularization depends on the position in the same way in all images:
-organs in registered scans, the border of a field of view, sensitivities that decay. For noise of varying strength choose
-`weight-map`, a data term with a map. For a weight per class of images use `least-squares` with `classes`: e^θ D + R
-has the minimiser of D + e^{−θ} R.
+organs in registered scans, the border of a field of view, sensitivities that decay. For noise of varying strength
+choose `weight-map`, a data term with a map. For a weight per class of images use `least-squares` with `classes`: e^θ D
++ R has the minimiser of D + e^{−θ} R.
 
 References: Hintermüller & Rautenberg, *Optimal selection of the regularization function in a weighted total variation
 model*, JMIV 2017; Kofler, Altekrüger, Ba et al., *Learning regularization parameter-maps for variational image
