@@ -80,7 +80,7 @@ class Parametric(Role):
         return {}
 
     def standard_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-        """The parameters that one would choose without learning, for a baseline; the initial ones by default.
+        """The standard parameters, as chosen without learning, for a baseline; the initial ones by default.
 
         A ``ValueError`` that is one sentence refuses a baseline where there is no such choice.
         """
@@ -207,7 +207,7 @@ class LowerSolver(Role):
 
     def outcome(self, state: Any) -> Any:
         """What outlives the solve, for ``persists`` and ``inverse``: the state itself, or one whose fields have shapes
-        that do not depend on the iteration, since samples are finished in different ones."""
+        that do not depend on the iteration, since samples finish in different iterations."""
         return state
 
     def inverse(self, state: Any, v: Tensor) -> Tensor:
