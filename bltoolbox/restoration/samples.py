@@ -32,6 +32,14 @@ from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout, to_gray
 from bltoolbox.restoration.roles import Data, Noise, Operator, Sample, UpperLoss
 
+#: Bytes of measurements that are kept on the host; simulating the others again costs little beside solving for them.
+KEPT = Limit(
+    "kept measurements",
+    2**28,
+    "bytes",
+    "of each of the training, validation and test images",
+    "BLT_KEPT_MEASUREMENTS",
+)
 
 Color = Literal["rgb", "gray"]
 Item = TypeVar("Item")

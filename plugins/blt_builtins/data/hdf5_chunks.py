@@ -1,8 +1,9 @@
 """Chunks of an HDF5 dataset, checked before HDF5 decodes them.
 
 HDF5 makes room for whatever a compressed chunk expands to, which may be a thousand times its bytes, and then takes it
-for a chunk of the size that the dataset declares: a chunk that expands to less is read beyond its end. So every chunk is
-first decompressed here, piece by piece and without keeping the pieces, and must expand to exactly the declared bytes.
+for a chunk of the size that the dataset declares: a chunk that expands to less is read beyond its end. So every chunk
+is first decompressed here, piece by piece and without keeping the pieces, and must expand to exactly the declared
+bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ class Chunks:
         self.filters: list[int] = [settings.get_filter(i)[0] for i in range(settings.get_nfilters())]
         if set(self.filters) - _FILTERS:
             plugin = any(one not in _PART_OF_HDF5 for one in self.filters)
-            reason = "by a plugin of HDF5, which reading it would execute" if plugin else "neither by gzip nor by LZF"
+            reason = (
+                "by a plugin of HDF5, which reading it would execute"
+                if plugin
+                else "neither by gzip nor by LZF"
+            )
             raise ValueError(
                 f"{name} is refused: it is compressed {reason}; save it with gzip or without compression"
             )
