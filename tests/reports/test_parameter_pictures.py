@@ -76,4 +76,6 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
             out=tmp_path / "run",
         )
     assert (tmp_path / "run" / "images" / "maps.png").is_file()
-    assert '"caption":"Kernel"' in (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert '"caption":"Kernel"' in page
+    assert "of foe and 9 of blur" in page, "the parameters are counted by component"

@@ -148,10 +148,17 @@ class RunFacts:
         if (seconds := self.run.seconds) is not None:
             cards.append(("Training time", duration(seconds), self.device()))
         if (size := number(self.run.summary.get("theta_size"))) is not None:
-            regularizer = self.run.recipe.get("regularizer")
-            kind = regularizer.get("name", "") if isinstance(regularizer, Mapping) else regularizer or ""
-            cards.append(("Parameters", f"{size:,.0f}", f"of {kind}" if kind else ""))
+            cards.append(("Parameters", f"{size:,.0f}", self._learned()))
         return cards
+
+    def _learned(self) -> str:
+        """Whose parameters were learned: ``82 of foe and 64 of weight-map``; older runs name only the regularizer."""
+        learned = self.run.summary.get("learned")
+        if isinstance(learned, str):
+            return learned.replace(" parameters", "", 1)
+        regularizer = self.run.recipe.get("regularizer")
+        kind = regularizer.get("name", "") if isinstance(regularizer, Mapping) else regularizer or ""
+        return f"of {kind}" if kind else ""
 
     def final_loss(self) -> float | None:
         losses = [one.loss for one in self.run.steps if one.loss is not None]
