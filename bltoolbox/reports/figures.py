@@ -13,7 +13,7 @@ from torch import Tensor
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import to_unit
 from bltoolbox.restoration.metrics import UNIT, Range
-from bltoolbox.restoration.shown_parameters import shown_parameters
+from bltoolbox.restoration.shown_parameters import shown_filters, shown_parameters
 from bltoolbox.runs.files import write_bytes
 from bltoolbox.runs.metric import Metric
 
@@ -128,9 +128,8 @@ def curves(result: RunResult) -> Figure | None:
 
 
 def filters(result: RunResult) -> Figure | None:
-    """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
-    model = result.model
-    pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
+    """The filters of the regularizer, most important first."""
+    pictures = shown_filters(result.model.problem, result.model.prepared)
     if pictures is None:
         return None
     columns = min(len(pictures), 10)
@@ -146,7 +145,7 @@ def filters(result: RunResult) -> Figure | None:
 
 
 def maps(result: RunResult) -> Figure | None:
-    """The pictures that operator and data term make of θ, e.g. a kernel or a sampling pattern: one row each."""
+    """The other pictures that components make of θ, e.g. a kernel or a sampling pattern: one row each."""
     found = shown_parameters(result.model.problem, result.model.prepared)
     if not found:
         return None

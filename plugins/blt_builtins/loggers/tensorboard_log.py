@@ -27,6 +27,7 @@ from bltoolbox.plugin import (
     MissingError,
     RunResult,
     make_folder,
+    shown_filters,
     shown_parameters,
 )
 
@@ -88,7 +89,7 @@ class TensorBoardLog(Logger):
 
     def finished(self, result: RunResult) -> None:
         model = result.model
-        pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
+        pictures = shown_filters(model.problem, model.prepared)
         if pictures is not None and pictures.shape[1] in (1, 3):
             largest = pictures.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12)
             self._open().add_images(
