@@ -186,10 +186,17 @@ def snippet(one: Registered, registry: Registry) -> str:
 
 
 def placeholder(type: Type, registry: Registry) -> Any:
-    """What stands for a value that has no default: ``…``, or a component where one is nested."""
+    """What stands for a value that has no default: ``…``, or a component without such values where one is nested."""
     if type.name in ("list", "tuple"):
         return [placeholder(type.items[0], registry)]
-    return registry.components(type.role)[0].name if type.name == "component" else "…"
+    if type.name != "component":
+        return "…"
+    complete = (
+        choice.name
+        for choice in registry.components(type.role)
+        if not any(parameter.required for parameter in choice.signature().parameters)
+    )
+    return next(complete)
 
 
 def _partners(one: Registered, registry: Registry) -> Iterator[str]:
