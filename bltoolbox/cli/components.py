@@ -37,12 +37,15 @@ def list_components(
     debug: Debug = False,
 ) -> None:
     """List the available components."""
-    found = open_registry(plugin).components(kind)
+    components = open_registry(plugin).components(kind)
     if as_json:
-        print_json([_facts(registered) for registered in found])
+        print_json([_facts(registered) for registered in components])
         return
     rows = [("kind", "name", "summary", "from")]
-    rows += [(one.kind, one.name, one.component.summary, _source(one)) for one in found]
+    rows += [
+        (registered.kind, registered.name, registered.component.summary, _source(registered))
+        for registered in components
+    ]
     _print_table(rows)
 
 
@@ -130,9 +133,12 @@ def _paragraph(text: str, indent: str = "") -> None:
 def _reflow(text: str) -> str:
     """Wrap prose; keep equations, lists and other text that is laid out by hand."""
     paragraphs = text.split("\n\n")
-    by_hand = [any(line[:1] in (" ", "*", "-", "|", "#") for line in one.splitlines()) for one in paragraphs]
+    by_hand = [
+        any(line[:1] in (" ", "*", "-", "|", "#") for line in paragraph.splitlines())
+        for paragraph in paragraphs
+    ]
     pairs = zip(paragraphs, by_hand, strict=True)
-    return "\n\n".join(one if kept else textwrap.fill(one, PAGE) for one, kept in pairs)
+    return "\n\n".join(paragraph if kept else textwrap.fill(paragraph, PAGE) for paragraph, kept in pairs)
 
 
 def _snippet(registered: Registered, signature: Signature) -> str:

@@ -27,14 +27,14 @@ def doctor(as_json: Json = False, plugin: Plugins = None, debug: Debug = False) 
     """
     from bltoolbox.cli.diagnosis import Verdict, examine
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for finding in examine(open_registry(plugin, warn=False)):
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             _print(finding)
-    wrong = sum(finding.verdict is Verdict.WRONG for finding in found)
+    wrong = sum(finding.verdict is Verdict.WRONG for finding in findings)
     if as_json:
-        print_json([finding.as_dict() for finding in found])
+        print_json([finding.as_dict() for finding in findings])
     else:
         say("no problems found" if not wrong else f"{wrong} problem{'s' * (wrong > 1)} found")
     raise typer.Exit(4 if wrong else 0)

@@ -86,8 +86,8 @@ def _check(
         deciding(load_recipe(source, [*overrides, *chosen], registry))
     except RecipeError as error:
         problems = [
-            {"file": one.file, "line": one.line, "column": one.column, "message": one.message}
-            for one in error.problems
+            {"file": problem.file, "line": problem.line, "column": problem.column, "message": problem.message}
+            for problem in error.problems
         ]
         return result | {"valid": False, "problems": problems}, error
     except BltError as error:
@@ -103,12 +103,12 @@ def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
     """
     from bltoolbox.config.shipped_recipes import recipe_summary, shipped_recipes
 
-    found = [(name, recipe_summary(path), path) for name, path in shipped_recipes().items()]
+    entries = [(name, recipe_summary(path), path) for name, path in shipped_recipes().items()]
     if as_json:
-        print_json([{"name": name, "summary": text, "path": str(path)} for name, text, path in found])
+        print_json([{"name": name, "summary": text, "path": str(path)} for name, text, path in entries])
         return
-    width = max((len(name) for name, _, _ in found), default=0)
-    for name, text, path in found:
+    width = max((len(name) for name, _, _ in entries), default=0)
+    for name, text, path in entries:
         show(f"{name:{width}}  {text}")
         show(f"{'':{width}}  {path}", dim=True)
 
