@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show, terminal_width
 from bltoolbox.cli.completion import complete_component, complete_kind
 from bltoolbox.config.hooks import KINDS, LISTS
 
@@ -101,10 +99,15 @@ def _source(registered: Registered) -> str:
 
 
 def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
-    """Columns; on a terminal the summary is wrapped to its width, elsewhere there is one line per component."""
+    """Columns; on a terminal the summary is wrapped to its width, elsewhere there is one line per component.
+
+    A terminal has no room for a column that says the same in each row.
+    """
+    width = terminal_width()
+    if width and len({source for *_, source in rows[1:]}) == 1:
+        rows = [(kind, name, summary, "") for kind, name, summary, _ in rows]
     kinds, names, summaries, sources = (max(map(len, column)) for column in zip(*rows, strict=True))
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size((PAGE, 24)).columns
+    if width:
         summaries = max(20, min(summaries, width - kinds - names - sources - 6))
     for number, (kind, name, summary, source) in enumerate(rows):
         lines = textwrap.wrap(summary, summaries) or [""]

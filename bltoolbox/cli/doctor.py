@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, wrapped
 
 if TYPE_CHECKING:
     from bltoolbox.cli.diagnosis import Finding
@@ -44,7 +44,8 @@ _COLORS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "wrong": typer
 
 
 def _print(finding: Finding) -> None:
-    show(f"{finding.verdict:5}", fg=_COLORS[finding.verdict], nl=False)
     remedy = f" -> {finding.remedy}" if finding.remedy else ""
-    show(f"  {finding.subject:17}  {finding.found}{remedy}")
+    line = f"{finding.verdict:5}  {finding.subject:17}  {finding.found}{remedy}"
+    show(f"{finding.verdict:5}", fg=_COLORS[finding.verdict], nl=False)
+    show(wrapped(line, 26)[5:], lines=True)
     sys.stdout.flush()  # the last findings take seconds

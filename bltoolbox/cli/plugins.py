@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show, wrapped
 from bltoolbox.errors import MissingError
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def _print(plugins: list[dict[str, Any]]) -> None:
     width = max(len(entry["plugin"]) for entry in plugins)
     for entry in plugins:
         names = ", ".join(f"{component['kind']}/{component['name']}" for component in entry["components"])
-        show(f"  {entry['plugin']:{width}}  {entry['status']:6}  {names}".rstrip())
+        line = f"  {entry['plugin']:{width}}  {entry['status']:6}  {names}".rstrip()
+        show(wrapped(line, width + 12), lines=True)
         if entry["reason"]:
-            show(f"  {'':{width}}  {'':6}  {entry['reason']}")
+            show(wrapped(f"  {'':{width}}  {'':6}  {entry['reason']}", width + 12), lines=True)

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
+from bltoolbox.cli.common import (
+    Debug,
+    Json,
+    Plugins,
+    open_registry,
+    print_json,
+    say,
+    show,
+    split_overrides,
+    terminal_width,
+    wrapped,
+)
 from bltoolbox.cli.completion import complete_recipe, complete_shipped
 from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import BltError, RecipeError, UsageError
@@ -109,8 +120,8 @@ def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
         return
     width = max((len(name) for name, _, _ in entries), default=0)
     for name, text, path in entries:
-        show(f"{name:{width}}  {text}")
-        show(f"{'':{width}}  {path}", dim=True)
+        show(wrapped(f"{name:{width}}  {text}", width + 2), lines=True)
+        show(f"{'':{width}}  {path}" if terminal_width() is None else f"  {path}", dim=True)
 
 
 def copy_recipe(
