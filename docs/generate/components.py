@@ -32,6 +32,7 @@ WIDTH = 100
 ASKS = {
     "full_batch": "a sampler that gives all samples at each step",
     "needs_bound": "a hypergradient with an adjoint, for an error bound",
+    "needs_memory": "warm starts stored as they are",
     "needs_truth": "true images",
 }
 GIVES = {
@@ -46,6 +47,7 @@ GIVES = {
     "moves_x": "iterations on x of its own",
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
+    "simultaneous": "z from the iterates of the previous step",
     "smooth": "differentiability in x",
     "stochastic": "an estimate that depends on draws",
     "uniform": "the same treatment of all places",
@@ -65,6 +67,7 @@ OFFERS = {
     "constants": "constants for certified error bounds",
     "context": "what operator and data term need to know of each image",
     "data.measured": "recorded measurements",
+    "density": "an energy place by place",
     "example_contexts": "use of what the data know of each image",
     "extra_channels": "auxiliary variables",
     "gradient": "an analytic gradient",
