@@ -16,6 +16,7 @@ from bltoolbox.config.hooks import hookimpl as hookimpl
 
 if TYPE_CHECKING:
     from bltoolbox.bilevel.blocks import BlockDraws as BlockDraws
+    from bltoolbox.bilevel.composite import Composite as Composite
     from bltoolbox.bilevel.derivatives import Linearization as Linearization
     from bltoolbox.bilevel.derivatives import gradients_of as gradients_of
     from bltoolbox.bilevel.events import Listener as Listener
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.linear import initial_residual as initial_residual
     from bltoolbox.bilevel.linear import solve_linear as solve_linear
     from bltoolbox.bilevel.linear import sweep as sweep
-    from bltoolbox.bilevel.problem import Composite as Composite
     from bltoolbox.bilevel.problem import Lower as Lower
     from bltoolbox.bilevel.problem import Tasks as Tasks
     from bltoolbox.bilevel.problem import Upper as Upper
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.cache import cache_folder as cache_folder
     from bltoolbox.config.reading import ARRAY_IMAGES as ARRAY_IMAGES
     from bltoolbox.config.reading import DOWNLOAD as DOWNLOAD
+    from bltoolbox.config.reading import GENERATED as GENERATED
     from bltoolbox.config.reading import KERNEL as KERNEL
     from bltoolbox.config.reading import LOG as LOG
     from bltoolbox.config.reading import MASK as MASK
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from bltoolbox.errors import MissingError as MissingError
     from bltoolbox.errors import NumericalError as NumericalError
     from bltoolbox.restoration.layout import image_layout as image_layout
+    from bltoolbox.restoration.layout import to_gray as to_gray
     from bltoolbox.restoration.npy import map_array as map_array
     from bltoolbox.restoration.npy import read_array as read_array
     from bltoolbox.restoration.pictures.files import read_pixels as read_pixels
@@ -109,8 +111,8 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.roles import Sample as Sample
     from bltoolbox.restoration.roles import UpperLoss as UpperLoss
     from bltoolbox.restoration.shown_parameters import shown_parameters as shown_parameters
-    from bltoolbox.restoration.variational import join as join
-    from bltoolbox.restoration.variational import split as split
+    from bltoolbox.restoration.theta import join as join
+    from bltoolbox.restoration.theta import split as split
     from bltoolbox.runs.files import append_to as append_to
     from bltoolbox.runs.files import make_folder as make_folder
     from bltoolbox.runs.files import open_regular as open_regular
@@ -121,6 +123,7 @@ if TYPE_CHECKING:
 #: Names by the module that defines them.
 _HOME = {
     "bltoolbox.bilevel.blocks": ("BlockDraws",),
+    "bltoolbox.bilevel.composite": ("Composite",),
     "bltoolbox.bilevel.derivatives": ("Linearization", "gradients_of"),
     "bltoolbox.bilevel.events": ("Listener",),
     "bltoolbox.bilevel.fusion": ("Fused",),
@@ -132,7 +135,7 @@ _HOME = {
         "solve_linear",
         "sweep",
     ),
-    "bltoolbox.bilevel.problem": ("Composite", "Lower", "Tasks", "Upper"),
+    "bltoolbox.bilevel.problem": ("Lower", "Tasks", "Upper"),
     "bltoolbox.bilevel.records": (
         "Accuracy",
         "Ask",
@@ -181,6 +184,7 @@ _HOME = {
     "bltoolbox.config.reading": (
         "ARRAY_IMAGES",
         "DOWNLOAD",
+        "GENERATED",
         "FileRefused",
         "KERNEL",
         "LOG",
@@ -195,7 +199,7 @@ _HOME = {
         "read_text",
     ),
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
-    "bltoolbox.restoration.layout": ("image_layout",),
+    "bltoolbox.restoration.layout": ("image_layout", "to_gray"),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),
     "bltoolbox.restoration.pictures.files": ("read_pixels",),
     "bltoolbox.restoration.pictures.images": (
@@ -218,7 +222,7 @@ _HOME = {
         "UpperLoss",
     ),
     "bltoolbox.restoration.shown_parameters": ("shown_parameters",),
-    "bltoolbox.restoration.variational": ("join", "split"),
+    "bltoolbox.restoration.theta": ("join", "split"),
     "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
     "bltoolbox.runs.locks": ("acquire",),
     "bltoolbox.training.experiment": ("Experiment",),

@@ -28,7 +28,7 @@ from bltoolbox.bilevel.bounds import (
     estimate_mu,
     knows_mu,
 )
-from bltoolbox.bilevel.differentiator import Differentiator, named
+from bltoolbox.bilevel.hypergradient import Differentiator, named
 from bltoolbox.bilevel.journal import SOLUTIONS, Journal, Trial
 from bltoolbox.bilevel.kept import MEMORY, SOLVER, Kept
 from bltoolbox.bilevel.lower_loop import solve
@@ -261,10 +261,23 @@ class BatchOracle:
                 self._oracle.stores[name].put(samples, part)
         journal.append("accept", None)
 
-    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Effort,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through
-        ``accept``."""
-        return self._oracle.ask("value", lambda: self._value(theta, effort, bound))
+        ``accept``. With ``towards``, solves start between the warm starts and the solutions of that value."""
+
+        def compute() -> Value:
+            with self._starting(towards, fraction):
+                return self._value(theta, effort, bound)
+
+        return self._oracle.ask("value", compute)
 
     def hypergradient(
         self, theta: Theta, effort: Effort, adjoint: Effort, *, bound: bool = False, together: bool = False
@@ -333,6 +346,18 @@ class BatchOracle:
         kinds = {name: (oracle.store(name), self._like(name)) for name in stores}
         with share.hosting(oracle.ranks, kinds, keep):
             yield
+
+    @contextmanager
+    def _starting(self, towards: Value | None, fraction: float) -> Iterator[None]:
+        """Have x + fraction·(x⁺ − x) as warm starts, where x⁺ are the solutions of an earlier value; then x again."""
+        stores, trial = self._oracle.stores, towards.trial if towards is not None else None
+        names = {name: None for _, rows in trial or () for name in rows}
+        for samples, rows in trial or ():
+            for name, part in rows.items():
+                stores[name].put(samples, torch.lerp(stores[name].get(samples, part), part, fraction))
+        yield
+        for name in names:
+            stores[name].undo()
 
     def _like(self, store: str) -> Tensor:
         """An empty tensor of the rows of a store."""

@@ -80,7 +80,7 @@ class Parametric(Role):
         return {}
 
     def standard_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-        """The parameters that one would choose without learning, for a baseline; the initial ones by default.
+        """The standard parameters, as chosen without learning, for a baseline; the initial ones by default.
 
         A ``ValueError`` that is one sentence refuses a baseline where there is no such choice.
         """
@@ -207,7 +207,7 @@ class LowerSolver(Role):
 
     def outcome(self, state: Any) -> Any:
         """What outlives the solve, for ``persists`` and ``inverse``: the state itself, or one whose fields have shapes
-        that do not depend on the iteration, since samples are finished in different ones."""
+        that do not depend on the iteration, since samples finish in different iterations."""
         return state
 
     def inverse(self, state: Any, v: Tensor) -> Tensor:
@@ -303,10 +303,20 @@ class Oracle(Protocol):
     Every call may raise ``BudgetExhausted``; the optimizer must not catch it.
     """
 
-    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Effort,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         """f(θ), its bounds certified where the strong convexity is known and with ``bound`` estimated elsewhere.
 
-        Its solutions become warm starts only through ``accept``.
+        Its solutions become warm starts only through ``accept``. Solves start at the warm starts x or, with an
+        earlier value ``towards`` whose solutions are x⁺, at x + fraction·(x⁺ − x): the fraction is 1 for the same θ at
+        another accuracy, and ½ for a step of half the length. This changes no warm start.
         """
         ...
 

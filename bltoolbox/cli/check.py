@@ -70,7 +70,7 @@ def check(
 
 def _is_recipe(target: str, registry: Registry) -> bool:
     """An existing YAML file, or the name of a shipped recipe that is not the name of a component."""
-    from bltoolbox.config.recipe import shipped_recipes
+    from bltoolbox.config.shipped_recipes import shipped_recipes
 
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):

@@ -53,7 +53,7 @@ def complete_component(ctx: typer.Context, incomplete: str) -> list[Word]:
 
 @_quietly
 def complete_shipped(incomplete: str) -> list[Word]:
-    from bltoolbox.config.recipe import recipe_summary, shipped_recipes
+    from bltoolbox.config.shipped_recipes import recipe_summary, shipped_recipes
 
     shipped = shipped_recipes().items()
     return [(name, recipe_summary(path)) for name, path in shipped if name.startswith(incomplete)]
@@ -124,7 +124,8 @@ def _entries(source: str, words: Sequence[str], registry: Registry) -> Iterator[
     from bltoolbox.config.describe import describe
     from bltoolbox.config.overrides import apply_overrides
     from bltoolbox.config.reading import RECIPE, read_text
-    from bltoolbox.config.recipe import Recipe, find_recipe
+    from bltoolbox.config.recipe import Recipe
+    from bltoolbox.config.shipped_recipes import find_recipe
     from bltoolbox.config.yaml_text import Spot, parse
 
     document = parse(read_text(find_recipe(source), RECIPE).removeprefix("\ufeff"), Spot(source))

@@ -101,7 +101,7 @@ def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
 
     blt run, blt validate, blt check and blt cp accept their names.
     """
-    from bltoolbox.config.recipe import recipe_summary, shipped_recipes
+    from bltoolbox.config.shipped_recipes import recipe_summary, shipped_recipes
 
     found = [(name, recipe_summary(path), path) for name, path in shipped_recipes().items()]
     if as_json:
@@ -128,8 +128,8 @@ def copy_recipe(
 
     For example: blt cp denoise my-recipe.yaml
     """
-    from bltoolbox.config.recipe import shipped_recipes
     from bltoolbox.config.schema import SCHEMA_FILE
+    from bltoolbox.config.shipped_recipes import shipped_recipes
     from bltoolbox.config.wording import did_you_mean
     from bltoolbox.runs.files import write_bytes
 

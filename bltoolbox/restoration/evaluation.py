@@ -18,10 +18,12 @@ from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import BltError, NumericalError
+from bltoolbox.restoration.image_lower import ImageLower
+from bltoolbox.restoration.image_upper import BoundOperator
 from bltoolbox.restoration.metrics import DECIDING, LOSS, UNIT, ImageMetric, Range, measure, pick, values_in
 from bltoolbox.restoration.roles import Sample
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import BoundOperator, ImageLower, Variational, VariationalAt
+from bltoolbox.restoration.variational import Variational, VariationalAt
 from bltoolbox.runs.metric import Metric
 
 

@@ -38,8 +38,9 @@ from bltoolbox.restoration.metrics import ImageMetric, deciding, values_in
 from bltoolbox.restoration.model import read_range, read_theta
 from bltoolbox.restoration.roles import Data, UpperLoss
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.theta import join, split, upgraded
 from bltoolbox.restoration.usable import find_flaw, find_size_misfit
-from bltoolbox.restoration.variational import Variational, VariationalTasks, join, split, upgraded
+from bltoolbox.restoration.variational import Variational, VariationalTasks
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.listeners import Guarded
 from bltoolbox.training.splits import hold_out, shared

@@ -36,6 +36,7 @@ ASKS = {
     "needs_truth": "true images",
 }
 GIVES = {
+    "by_gap": "accuracy measured by a duality gap",
     "converges": "convergence to the minimiser",
     "convex": "convexity in x",
     "exact": "an error that vanishes with the tolerance",
@@ -44,7 +45,9 @@ GIVES = {
     "gives_adjoint": "an adjoint, hence error bounds",
     "handles_constraint": "iterates within a constraint on x",
     "handles_floor": "a stop of its own where the dtype allows no more accuracy",
-    "moves_x": "iterations on x of its own",
+    "handles_nonsmooth": "no need for derivatives of the regularizer",
+    "identity": "measurements of the image itself",
+    "moves_x": "its own iterations on x",
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
     "simultaneous": "z from the iterates of the previous step",
@@ -54,7 +57,7 @@ GIVES = {
 }
 #: The optional methods of the roles, as what a component has that implements them; by kind where they differ.
 OFFERS = {
-    "standard_params": "parameters that one would choose without learning, for a baseline",
+    "standard_params": "standard parameters for a baseline",
     "analyse": "an analysis operator",
     "analysis_norm": "a bound of its analysis operator",
     "centre": "a centre of its own for a cold solve",
@@ -100,7 +103,7 @@ OFFERS = {
     "shorten": "steps that can be made shorter",
     "spectrum": "bounds of its spectrum",
     "split": "a target made of measurements",
-    "start": "a start of its own for a cold solve",
+    "start": "its own start for a cold solve",
     "strong_convexity": "a strong convexity constant",
     "symbol": "eigenvalues by frequency",
     "synthesise": "its adjoint, the synthesis operator",

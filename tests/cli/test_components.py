@@ -209,6 +209,11 @@ def test_help_lists_every_command_uncut_and_in_groups() -> None:
     for name, command in commands.items():
         summary = command.help.partition("\n")[0]
         assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE), f"{name} is cut"
+        page = CliRunner().invoke(app, [name, "--help"], prog_name="blt", env={"COLUMNS": "80"}).stdout
+        assert max(map(len, page.splitlines())) <= 80 and summary in page
+        usage = " ".join(page.partition("\n\n")[0].split())
+        arguments = [param.metavar for param in command.params if param.param_type_name == "argument"]
+        assert usage == " ".join(["Usage: blt", name, "[OPTIONS]", *arguments]), "as a user types it"
 
 
 def test_validate(here: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bltoolbox.config.names import GIVEN_FILE, METRICS_LOG, RECIPE_FILE
-from bltoolbox.config.recipe import recipe_summary
+from bltoolbox.config.shipped_recipes import recipe_summary
 from bltoolbox.config.validation import in_short
 from bltoolbox.config.yaml_text import dump_inline
 from bltoolbox.reports.compare.comparison import running_mean, span

@@ -13,7 +13,7 @@ from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Ask, Bound, Estimate, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.bilevel.tensors import norm
-from bltoolbox.restoration.variational import split
+from bltoolbox.restoration.theta import split
 from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,
