@@ -55,7 +55,7 @@ from bltoolbox.bilevel.tensors import detached
 from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
-from bltoolbox.errors import NumericalError
+from bltoolbox.errors import BltError, NumericalError
 
 #: Accuracy, relative to the first gradient norm, of solves that only determine sizes.
 _ROUGH = 0.1
@@ -411,6 +411,7 @@ class BatchOracle:
         self, theta: Theta, effort: Effort, adjoint: Effort, bound: bool, together: bool
     ) -> HypergradientResult:
         oracle = self._oracle
+        _require_simultaneous(oracle.hypergradient, together)
         certificate, (memory, kept) = oracle.new_certificate(together), oracle.kept(theta)
         gives_adjoint = oracle.hypergradient.gives_adjoint and not together
         differentiate = Differentiator(oracle, memory, effort, adjoint, together)
@@ -478,6 +479,15 @@ class BatchOracle:
             return chunk.lower.mu
         tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
         return estimate_mu(chunk.lower, solution.x)
+
+
+def _require_simultaneous(hypergradient: HypergradientEstimator, together: bool) -> None:
+    if together and not (hypergradient.simultaneous or hypergradient.moves_x):
+        name = type(hypergradient).__name__
+        raise BltError(
+            f"hypergradient {name} cannot form z from the iterates of the previous step, so x and the adjoint cannot be"
+            " updated simultaneously; use cg-ift, minres or neumann, or update them in turn"
+        )
 
 
 def _unless_failed(tally: Tally) -> Tally:

@@ -32,6 +32,7 @@ WIDTH = 100
 ASKS = {
     "full_batch": "a sampler that gives all samples at each step",
     "needs_bound": "a hypergradient with an adjoint, for an error bound",
+    "needs_memory": "warm starts stored as they are",
     "needs_truth": "true images",
 }
 GIVES = {
@@ -49,6 +50,7 @@ GIVES = {
     "moves_x": "its own iterations on x",
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
+    "simultaneous": "z from the iterates of the previous step",
     "smooth": "differentiability in x",
     "stochastic": "an estimate that depends on draws",
     "uniform": "the same treatment of all places",
