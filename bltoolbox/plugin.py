@@ -16,6 +16,7 @@ from bltoolbox.config.hooks import hookimpl as hookimpl
 
 if TYPE_CHECKING:
     from bltoolbox.bilevel.blocks import BlockDraws as BlockDraws
+    from bltoolbox.bilevel.composite import Composite as Composite
     from bltoolbox.bilevel.derivatives import Linearization as Linearization
     from bltoolbox.bilevel.derivatives import gradients_of as gradients_of
     from bltoolbox.bilevel.events import Listener as Listener
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.linear import initial_residual as initial_residual
     from bltoolbox.bilevel.linear import solve_linear as solve_linear
     from bltoolbox.bilevel.linear import sweep as sweep
-    from bltoolbox.bilevel.problem import Composite as Composite
     from bltoolbox.bilevel.problem import Lower as Lower
     from bltoolbox.bilevel.problem import Upper as Upper
     from bltoolbox.bilevel.records import Accuracy as Accuracy
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.cache import cache_folder as cache_folder
     from bltoolbox.config.reading import ARRAY_IMAGES as ARRAY_IMAGES
     from bltoolbox.config.reading import DOWNLOAD as DOWNLOAD
+    from bltoolbox.config.reading import GENERATED as GENERATED
     from bltoolbox.config.reading import KERNEL as KERNEL
     from bltoolbox.config.reading import LOG as LOG
     from bltoolbox.config.reading import MASK as MASK
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from bltoolbox.errors import MissingError as MissingError
     from bltoolbox.errors import NumericalError as NumericalError
     from bltoolbox.restoration.layout import image_layout as image_layout
+    from bltoolbox.restoration.layout import to_gray as to_gray
     from bltoolbox.restoration.model import Model as Model
     from bltoolbox.restoration.npy import map_array as map_array
     from bltoolbox.restoration.npy import read_array as read_array
@@ -112,8 +114,8 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.roles import Sample as Sample
     from bltoolbox.restoration.roles import UpperLoss as UpperLoss
     from bltoolbox.restoration.shown_parameters import shown_parameters as shown_parameters
-    from bltoolbox.restoration.variational import join as join
-    from bltoolbox.restoration.variational import split as split
+    from bltoolbox.restoration.theta import join as join
+    from bltoolbox.restoration.theta import split as split
     from bltoolbox.runs.files import append_to as append_to
     from bltoolbox.runs.files import make_folder as make_folder
     from bltoolbox.runs.files import open_regular as open_regular
@@ -125,6 +127,7 @@ if TYPE_CHECKING:
 #: Names by the module that defines them.
 _HOME = {
     "bltoolbox.bilevel.blocks": ("BlockDraws",),
+    "bltoolbox.bilevel.composite": ("Composite",),
     "bltoolbox.bilevel.derivatives": ("Linearization", "gradients_of"),
     "bltoolbox.bilevel.events": ("Listener",),
     "bltoolbox.bilevel.fusion": ("Fused",),
@@ -136,7 +139,7 @@ _HOME = {
         "solve_linear",
         "sweep",
     ),
-    "bltoolbox.bilevel.problem": ("Composite", "Lower", "Upper"),
+    "bltoolbox.bilevel.problem": ("Lower", "Upper"),
     "bltoolbox.bilevel.records": (
         "Accuracy",
         "Ask",
@@ -186,6 +189,7 @@ _HOME = {
     "bltoolbox.config.reading": (
         "ARRAY_IMAGES",
         "DOWNLOAD",
+        "GENERATED",
         "FileRefused",
         "KERNEL",
         "LOG",
@@ -200,7 +204,7 @@ _HOME = {
         "read_text",
     ),
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
-    "bltoolbox.restoration.layout": ("image_layout",),
+    "bltoolbox.restoration.layout": ("image_layout", "to_gray"),
     "bltoolbox.restoration.model": ("Model",),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),
     "bltoolbox.restoration.pictures.files": ("read_pixels",),
@@ -224,7 +228,7 @@ _HOME = {
         "UpperLoss",
     ),
     "bltoolbox.restoration.shown_parameters": ("shown_parameters",),
-    "bltoolbox.restoration.variational": ("join", "split"),
+    "bltoolbox.restoration.theta": ("join", "split"),
     "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
     "bltoolbox.runs.locks": ("acquire",),
     "bltoolbox.runs.metric": ("Metric",),

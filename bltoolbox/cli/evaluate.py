@@ -56,8 +56,8 @@ def evaluate(
     if len(targets) != 1:
         raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
-    found = _measure(targets[0], overrides, metric, registry)
-    if not (metrics := found.metrics):
+    evaluation = _measure(targets[0], overrides, metric, registry)
+    if not (metrics := evaluation.metrics):
         raise UsageError(
             "the true images of the evaluation data are not known, so that nothing can be measured; use --metric loss"
         )
@@ -65,40 +65,44 @@ def evaluate(
         print_json(
             {
                 "model": targets[0],
-                **_facts(found, None),
-                "iterations": found.iterations,
-                f"{_noun(found)}s": _tasks(found),
+                **_facts(evaluation, None),
+                "iterations": evaluation.iterations,
+                f"{_noun(evaluation)}s": _tasks(evaluation),
             }
         )
         return
-    heading = [name for one in metrics for name in (f"{one.label} before", one.label, "change")]
-    table = [(_noun(found), *heading)]
+    heading = [name for measure in metrics for name in (f"{measure.label} before", measure.label, "change")]
+    table = [(_noun(evaluation), *heading)]
     for label, facts in [
-        *((task[_noun(found)], task) for task in _tasks(found)),
-        ("mean", _facts(found, None)),
+        *((task[_noun(evaluation)], task) for task in _tasks(evaluation)),
+        ("mean", _facts(evaluation, None)),
     ]:
-        pairs = [(one, facts[f"{one.name}_before"], facts[one.name]) for one in metrics]
-        cells = [(one.number(a), one.number(b), one.number(b - a, sign=True)) for one, a, b in pairs]
+        pairs = [(measure, facts[f"{measure.name}_before"], facts[measure.name]) for measure in metrics]
+        cells = [
+            (measure.number(a), measure.number(b), measure.number(b - a, sign=True))
+            for measure, a, b in pairs
+        ]
         table.append((label, *(cell for triple in cells for cell in triple)))
-    print_rows(table, title=", ".join(one.title for one in metrics))
+    print_rows(table, title=", ".join(measure.title for measure in metrics))
 
 
-def _facts(found: Evaluation, number: int | None) -> dict[str, Any]:
+def _facts(evaluation: Evaluation, number: int | None) -> dict[str, Any]:
     """The metrics of one image, or their means, by the names that JSON gives them."""
     facts: dict[str, Any] = {}
-    for metric in found.metrics:
-        pair = found.before[metric.name], found.after[metric.name]
+    for metric in evaluation.metrics:
+        pair = evaluation.before[metric.name], evaluation.after[metric.name]
         before, after = (sum(each) / len(each) if number is None else each[number] for each in pair)
         facts |= {f"{metric.name}_before": before, metric.name: after}
     return facts
 
 
-def _noun(found: Evaluation) -> str:
-    return "image" if found.of_images else "task"
+def _noun(evaluation: Evaluation) -> str:
+    return "image" if evaluation.of_images else "task"
 
 
-def _tasks(found: Evaluation) -> list[dict[str, Any]]:
-    return [{_noun(found): label, **_facts(found, number)} for number, label in enumerate(found.labels)]
+def _tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
+    noun = _noun(evaluation)
+    return [{noun: label, **_facts(evaluation, number)} for number, label in enumerate(evaluation.labels)]
 
 
 def _measure(source: str, overrides: list[str], metrics: str | None, registry: Registry) -> Evaluation:
@@ -138,7 +142,9 @@ def _solve(trained: Trained, overrides: list[str], metrics: str | None, registry
         raise UsageError(f"problem: θ does not fit these options: {misfit}")
     among = metrics_of(problem)
     wanted = (
-        [one.name for one in pick_listed(metrics, among)] if metrics else list(problem.metrics) or [*among]
+        [metric.name for metric in pick_listed(metrics, among)]
+        if metrics
+        else list(problem.metrics) or [*among]
     )
     return evaluate_tasks(
         problem,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.problem_keys import IMAGE_KEYS
 from bltoolbox.config.registry import NAME
-from bltoolbox.config.sections import IMAGE_KEYS
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.errors import UsageError
 

@@ -22,13 +22,14 @@ from bltoolbox.config.block import Block, plain
 from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.describe import NO_SETTING, OfKind, construct, describe
 from bltoolbox.config.overrides import apply_overrides, choose_variant, variant_names
-from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_start
+from bltoolbox.config.problem_keys import IMAGE_KEYS, check_metric, foreign_keys, named_problem, own_settings
+from bltoolbox.config.reading import RECIPE, FileRefused, open_file
 from bltoolbox.config.registry import load_registry
-from bltoolbox.config.sections import IMAGE_KEYS, check_metric, foreign_keys, named_problem, own_settings
+from bltoolbox.config.sections import Budget, Certificates, Checkpoint, Validation
+from bltoolbox.config.shipped_recipes import find_recipe
 from bltoolbox.config.shown import Shown
 from bltoolbox.config.signatures import Traits, Type
 from bltoolbox.config.validation import Checker, Issue
-from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Document, Spot, dump, parse
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
 
@@ -45,83 +46,11 @@ __all__ = [
     "load_recipe",
     "parse_recipe",
     "recipe_from_dict",
-    "shipped_recipes",
 ]
 
 
 #: The recipe format that this toolbox writes; it grows when an old key gets a new meaning.
 FORMAT = 2
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much a run may spend. It ends at the first limit reached; at least one must be set.
-
-    Args:
-        computations: Lower-level and linear iterations, summed over samples.
-        steps: Upper-level steps.
-        seconds: Wall-clock time of training with its checks and of tuning the baseline, for which a fifth is reserved
-            if the recipe has one. The current oracle call or check is completed; the
-            final evaluation, which every run needs, is extra.
-    """
-
-    computations: Annotated[float, Gt(0)] | None = None
-    steps: Annotated[int, Gt(0)] | None = None
-    seconds: Annotated[float, Gt(0)] | None = None
-
-    def __post_init__(self) -> None:
-        if self.computations is None and self.steps is None and self.seconds is None:
-            raise ValueError(
-                "set at least one of computations, steps and seconds; otherwise the run would never end"
-            )
-
-
-@dataclass(frozen=True)
-class Validation:
-    """How the run chooses between the best θ and the last one; where there is a penalty on θ, the last one is kept.
-
-    Args:
-        count: Training images held out, with all others from the same photographs; 0 keeps the last θ. Other problems
-            than variational have their own tasks for validation.
-        checks: Number of times the held-out images are restored, evenly over the budget.
-        patience: Checks without improvement after which the run stops early; never by default.
-        evaluation: Also restore the evaluation images at each check and log their metric, which never affects the run.
-        metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), nrmse, or
-            loss, the mean of the upper loss, which may need no true images. Other problems have other metrics
-            (blt show problem/NAME). By default the first metric of the problem.
-    """
-
-    count: Annotated[int, Ge(0)] = 16
-    checks: Annotated[int, Gt(0)] = 10
-    patience: Annotated[int, Gt(0)] | None = None
-    evaluation: bool = False
-    metric: str | None = None
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """When checkpoints are written.
-
-    Args:
-        every: Seconds between checkpoints; 0 writes one after every oracle call. Less often if they would take more
-            than 5 % of the time.
-    """
-
-    every: Annotated[float, Ge(0)] = 60.0
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """What is logged about accuracy besides the distance to the lower-level minimiser, which is always logged.
-
-    Args:
-        bound: Error bound of the hypergradient: estimated, certified where all constants are known (else
-            estimated; refused where more than the regularizer has parameters), or none.
-        every: Hypergradients between two bounds; one costs about half a warm hypergradient.
-    """
-
-    bound: Literal["estimated", "certified", "none"] = "estimated"
-    every: Annotated[int, Gt(0)] = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +62,7 @@ class Recipe(Shown):
 
     Args:
         version: Version of the recipe format; newer versions than this toolbox knows are refused.
-        variant: The variant of a recipe that has several, or any label by which to tell a run from others.
+        variant: The variant of a recipe that has several, or any label that distinguishes a run from others.
         seed: Seed of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
         device: Where to compute: auto, cpu, cuda or cuda:1.
@@ -154,10 +83,10 @@ class Recipe(Shown):
         init: A saved θ to start from.
         freeze: Sections whose parameters stay as they are while the others are learned, e.g. [regularizer].
         baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
-            one. If operator or data term have parameters, it uses those that one would choose without learning.
+            one. If the operator or the data term has parameters, the baseline uses their standard values.
         lower_solver: How x̃ ≈ argmin h is computed.
-        evaluation_solver: The same for everything that is not a step of training: checks, evaluation, baseline,
-            restoring pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
+        evaluation_solver: The solver for everything except training steps: checks, evaluation, baseline, restoring
+            pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
         hypergradient: How z ≈ ∇f is computed.
         sampler: Which training images enter a step.
         upper_optimizer: How θ moves.
@@ -332,48 +261,6 @@ def with_data(
     found = recipe_from_dict(settings, overrides)
     document = recipe.document or found.document  # where the problems of a file are
     return replace(found, text=recipe.text, name=recipe.name, folder=recipe.folder, document=document)
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with the toolbox, by name: ``denoise``, ``paper/…``."""
-    package = Path(__file__).parents[1]
-    folders = [package / "recipes"]
-    if (package.parent / "pyproject.toml").is_file():  # a checkout
-        folders.append(package.parent / "recipes")
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in sorted(folder.rglob("*.yaml")):
-            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
-    return found
-
-
-#: Bytes at the beginning of a recipe that are searched for its first comment.
-_SUMMARY = 2**14
-
-
-def recipe_summary(path: Path) -> str:
-    """The first comment of a recipe that is meant for people."""
-    for line in read_start(path, _SUMMARY).decode("utf-8-sig", "replace").splitlines():
-        if not line.startswith("#"):
-            break
-        text = line.lstrip("#").strip()
-        if text and not text.startswith("yaml-language-server:"):
-            return text
-    return ""
-
-
-def find_recipe(source: str | Path) -> Path:
-    """A file, or the shipped recipe of that name."""
-    path = Path(source)
-    if path.exists() and not path.is_dir():
-        return path
-    shipped = shipped_recipes()
-    if str(source) in shipped:
-        return shipped[str(source)]
-    if path.is_dir():
-        raise UsageError(f"recipe {source} is a folder; give a file in it")
-    hint = did_you_mean(path.with_suffix("").name, shipped)
-    raise UsageError(f"recipe {source} does not exist, and no shipped recipe has this name{hint}")
 
 
 def _resolve(

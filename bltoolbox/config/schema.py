@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.describe import describe
 from bltoolbox.config.hooks import KINDS, SHORT
+from bltoolbox.config.problem_keys import IMAGE_KEYS, NEEDED
 from bltoolbox.config.recipe import Recipe
-from bltoolbox.config.sections import IMAGE_KEYS, NEEDED
 from bltoolbox.config.signatures import Parameter, Signature, Type
 from bltoolbox.config.validation import PLAIN
 from bltoolbox.errors import MissingError

@@ -1,94 +1,79 @@
-"""Which keys of a recipe belong to its problem.
-
-The problem ``variational``, which recipes have that name none, is made of the sections for images. Any other problem is
-one component with options of its own, and a recipe that names it has none of these sections.
-"""
+"""Sections of a recipe that are not components: budget, validation, checkpoints and certificates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from bltoolbox.config.signatures import Traits
-from bltoolbox.config.validation import Issue
-from bltoolbox.config.wording import did_you_mean
-
-#: The problem of recipes that name none.
-IMAGES = "variational"
-#: What it is made of, and what it needs.
-IMAGE_KEYS = (
-    "color",
-    "data",
-    "evaluation",
-    "operator",
-    "noise",
-    "data_term",
-    "constraint",
-    "strong_convexity",
-    "regularizer",
-    "upper_loss",
-    "freeze",
-    "baseline",
-    "workers",
-)
-NEEDED = ("data", "regularizer")
-#: Images are held out by number; other problems have their own tasks for validation.
-_COUNT = ("validation", "count")
-#: The mean of the upper loss, which every problem has, besides its own metrics.
-LOSS = "loss"
+from annotated_types import Ge, Gt
 
 
-def named_problem(settings: Mapping[str, Any]) -> str:
-    """The name of the problem in the plain data of a recipe, which may be anything."""
-    problem = settings.get("problem", IMAGES)
-    name = problem.get("name", IMAGES) if isinstance(problem, Mapping) else problem
-    return name if isinstance(name, str) else IMAGES
+@dataclass(frozen=True)
+class Budget:
+    """How much a run may spend. It ends at the first limit reached; at least one must be set.
 
+    Args:
+        computations: Lower-level and linear iterations, summed over samples.
+        steps: Upper-level steps.
+        seconds: Wall-clock time of training with its checks and of tuning the baseline, for which a fifth is reserved
+            if the recipe has one. The current oracle call or check is completed; the
+            final evaluation, which every run needs, is extra.
+    """
 
-def is_of_images(settings: Mapping[str, Any]) -> bool:
-    """Whether the records of a recipe are about images."""
-    return named_problem(settings) == IMAGES
+    computations: Annotated[float, Gt(0)] | None = None
+    steps: Annotated[int, Gt(0)] | None = None
+    seconds: Annotated[float, Gt(0)] | None = None
 
-
-def task_noun(settings: Mapping[str, Any]) -> str:
-    """What a task is called: an image, or a task of another problem."""
-    return "image" if is_of_images(settings) else "task"
-
-
-def start_noun(settings: Mapping[str, Any]) -> str:
-    """What a cold start is called: of an image it is what was measured."""
-    return "measured" if is_of_images(settings) else "start"
-
-
-def foreign_keys(name: str, settings: Mapping[str, Any]) -> Iterator[Issue]:
-    """The keys of ``settings`` that belong to images, where the problem is another one."""
-    for key in IMAGE_KEYS:
-        if key in settings:
-            message = (
-                f"{key}: a section of problem {IMAGES!r}, which problem {name!r} does not have; remove it (blt show"
-                f" problem/{name} lists its options)"
+    def __post_init__(self) -> None:
+        if self.computations is None and self.steps is None and self.seconds is None:
+            raise ValueError(
+                "set at least one of computations, steps and seconds; otherwise the run would never end"
             )
-            yield Issue((key,), message, at_key=True)
-    checks = settings.get(_COUNT[0])
-    if isinstance(checks, Mapping) and _COUNT[1] in checks:
-        message = (
-            f"validation.count: a number of images of problem {IMAGES!r}, but problem {name!r} has its own tasks for"
-            " validation; remove it"
-        )
-        yield Issue(_COUNT, message, at_key=True)
 
 
-def own_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a recipe of another problem, without what belongs to images."""
-    own = {key: value for key, value in settings.items() if key not in IMAGE_KEYS}
-    return own | {_COUNT[0]: {key: value for key, value in own[_COUNT[0]].items() if key != _COUNT[1]}}
+@dataclass(frozen=True)
+class Validation:
+    """How the run chooses between the best θ and the last one; where there is a penalty on θ, the last one is kept.
+
+    Args:
+        count: Training images held out, with all others from the same photographs; 0 keeps the last θ. Other problems
+            than variational have their own tasks for validation.
+        checks: Number of times the held-out images are restored, evenly over the budget.
+        patience: Checks without improvement after which the run stops early; never by default.
+        evaluation: Also restore the evaluation images at each check and log their metric, which never affects the run.
+        metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), nrmse, or
+            loss, the mean of the upper loss, which may need no true images. Other problems have other metrics
+            (blt show problem/NAME). By default the first metric of the problem.
+    """
+
+    count: Annotated[int, Ge(0)] = 16
+    checks: Annotated[int, Gt(0)] = 10
+    patience: Annotated[int, Gt(0)] | None = None
+    evaluation: bool = False
+    metric: str | None = None
 
 
-def check_metric(metric: str | None, problem: Traits) -> tuple[str, Issue | None]:
-    """The metric that decides, by default the first of the problem, and what is wrong with it."""
-    among = (*problem.metrics, LOSS)
-    if metric is None or metric in among:
-        return metric or among[0], None
-    hint = did_you_mean(metric, among) or f"; choose from {', '.join(among)}"
-    where = ("validation", "metric")
-    return metric, Issue(where, f"{'.'.join(where)}: there is no metric {metric!r}{hint}")
+@dataclass(frozen=True)
+class Checkpoint:
+    """When checkpoints are written.
+
+    Args:
+        every: Seconds between checkpoints; 0 writes one after every oracle call. Less often if they would take more
+            than 5 % of the time.
+    """
+
+    every: Annotated[float, Ge(0)] = 60.0
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What is logged about accuracy besides the distance to the lower-level minimiser, which is always logged.
+
+    Args:
+        bound: Error bound of the hypergradient: estimated, certified where all constants are known (else
+            estimated; refused where more than the regularizer has parameters), or none.
+        every: Hypergradients between two bounds; one costs about half a warm hypergradient.
+    """
+
+    bound: Literal["estimated", "certified", "none"] = "estimated"
+    every: Annotated[int, Gt(0)] = 10

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from bltoolbox.config.sections import start_noun
+from bltoolbox.config.problem_keys import start_noun
 from bltoolbox.config.shown import renders
 
 if TYPE_CHECKING:

@@ -29,10 +29,11 @@ from bltoolbox.restoration.metrics import Range
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.samples import converted
+from bltoolbox.restoration.theta import prepare, split, upgraded
 from bltoolbox.restoration.theta_file import encode, one_precision, read_range, read_theta
 from bltoolbox.restoration.trained import Trained, load_other
 from bltoolbox.restoration.usable import any_size, find_flaw, find_size_misfit, initial_thetas
-from bltoolbox.restoration.variational import Variational, prepare, split, upgraded
+from bltoolbox.restoration.variational import Variational
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe

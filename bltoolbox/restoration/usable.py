@@ -18,7 +18,8 @@ from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.restoration.layout import with_channels
 from bltoolbox.restoration.roles import Regularizer
-from bltoolbox.restoration.variational import Variational, join, split
+from bltoolbox.restoration.theta import join, split
+from bltoolbox.restoration.variational import Variational
 
 #: Sides of the pictures that are tried, the first that the regularizer can treat.
 _SIDES = (16, 64, 256)

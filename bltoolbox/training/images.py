@@ -23,9 +23,10 @@ from bltoolbox.restoration.from_recipe import build, build_problem, measured, re
 from bltoolbox.restoration.metrics import ImageMetric, values_in
 from bltoolbox.restoration.roles import Data, UpperLoss
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.theta import join, split, upgraded
 from bltoolbox.restoration.theta_file import read_range, read_theta
 from bltoolbox.restoration.usable import find_flaw, find_size_misfit
-from bltoolbox.restoration.variational import Variational, join, split, upgraded
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.runs.metric import Metric
 from bltoolbox.training.splits import hold_out, shared
 

@@ -15,8 +15,9 @@ from bltoolbox.config.block import Block
 from bltoolbox.config.hooks import STAND_INS
 from bltoolbox.config.names import GIVEN_FILE, RECIPE_FILE
 from bltoolbox.config.reading import open_file
-from bltoolbox.config.recipe import Budget, Recipe, load_recipe
+from bltoolbox.config.recipe import Recipe, load_recipe
 from bltoolbox.config.registry import Registry
+from bltoolbox.config.sections import Budget
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.restoration.given import stand_in

@@ -17,7 +17,7 @@ from bltoolbox.bilevel.bounds import RITZ_STEPS
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Step
 from bltoolbox.bilevel.roles import HypergradientEstimator, UpperOptimizer
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import full_batch, make_oracle, smooth_images
 
 PRIOR = TotalVariation(weight=0.002, nu=0.05)

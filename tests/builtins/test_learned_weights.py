@@ -24,8 +24,9 @@ from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.roles import DataTerm
+from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.tiles import Restorer
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import Gain, smooth_images, variational
 from bltoolbox.testing.conformance import check_component, select
 from bltoolbox.testing.recipe_check import check_recipe

@@ -22,7 +22,8 @@ from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.metrics import METRICS
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import smooth_images, variational
 from bltoolbox.testing.conformance import check_component, select
 from bltoolbox.testing.recipe_check import check_recipe

@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 
 from bltoolbox.config.block import Block
 from bltoolbox.config.reading import RECIPE
-from bltoolbox.config.recipe import (
-    Budget,
-    Recipe,
-    Validation,
-    load_recipe,
-    parse_recipe,
-    recipe_from_dict,
-    shipped_recipes,
-)
+from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
 from bltoolbox.config.registry import Registry, load_registry
+from bltoolbox.config.sections import Budget, Validation
+from bltoolbox.config.shipped_recipes import shipped_recipes
 from bltoolbox.config.yaml_text import Spot, dump, dump_inline, parse, scalar
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
 
@@ -215,7 +209,7 @@ def test_files_that_cannot_be_recipes(tmp_path: Path) -> None:
 
 def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = {"denoise": tmp_path / "denoise.yaml", "paper/one": tmp_path / "paper" / "one.yaml"}
-    monkeypatch.setattr("bltoolbox.config.recipe.shipped_recipes", lambda: shipped)
+    monkeypatch.setattr("bltoolbox.config.shipped_recipes.shipped_recipes", lambda: shipped)
     for path in shipped.values():
         path.parent.mkdir(exist_ok=True)
         path.write_text(SMALL)

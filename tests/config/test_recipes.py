@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bltoolbox import load_recipe, run
-from bltoolbox.config.recipe import Recipe, shipped_recipes
+from bltoolbox.config.recipe import Recipe
+from bltoolbox.config.shipped_recipes import shipped_recipes
 
 # The images are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)

@@ -19,9 +19,10 @@ from test_signatures import SIGNATURE
 
 from bltoolbox.config import schema as schema_module
 from bltoolbox.config.describe import describe
-from bltoolbox.config.recipe import Recipe, parse_recipe, recipe_from_dict, shipped_recipes
+from bltoolbox.config.recipe import Recipe, parse_recipe, recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.schema import SCHEMA_FILE, dump_schema, recipe_schema
+from bltoolbox.config.shipped_recipes import shipped_recipes
 from bltoolbox.config.signatures import Parameter, Type
 from bltoolbox.config.validation import Checker
 from bltoolbox.config.yaml_text import Spot, parse

@@ -33,11 +33,14 @@ from bltoolbox.bilevel.records import Accuracy, Ask
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.plugin import DataTerm, LowerSolver, UpperLoss
+from bltoolbox.restoration.image_lower import ImageLower
+from bltoolbox.restoration.image_upper import BoundOperator
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import Sample
+from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.tiles import Restorer
-from bltoolbox.restoration.variational import BoundOperator, Constraint, ImageLower, Variational, join
+from bltoolbox.restoration.variational import Constraint, Variational
 from bltoolbox.testing import smooth_images
 from bltoolbox.training.assemble import assemble
 

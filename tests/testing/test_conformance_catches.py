@@ -991,8 +991,26 @@ WRONG = {
         "    def sample(self, t, generator):\n"
         "        self.count += 1\n"
         "        return super().sample(t, generator) + 1e-6 * (self.count - 1)",
-        "a measurement does not depend on earlier ones",
-        "keep no state between calls",
+        "keeps no state between calls",
+        "using it changes self.count",
+    ),
+    "a data term with a memory": (
+        "data_term",
+        "count = 0\n"
+        "    def value(self, theta, t, y):\n"
+        "        self.count += 1\n"
+        "        return super().value(theta, t, y) + 1e-6 * self.count",
+        "keeps no state between calls",
+        "using it changes self.count",
+    ),
+    "a loss with a memory": (
+        "upper_loss",
+        "seen = []\n"
+        "    def bind(self, sample, forward):\n"
+        "        self.seen.append(1)\n"
+        "        return super().bind(replace(sample, truth=sample.truth + 1e-6 * len(self.seen)), forward)",
+        "keeps no state between calls",
+        "using it changes Mine.seen",
     ),
     "noise that is added to t in place": (
         "noise",
