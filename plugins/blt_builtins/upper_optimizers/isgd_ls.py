@@ -148,8 +148,7 @@ class ISGDLineSearch(UpperOptimizer):
                     return alpha, trial
                 raise NumericalError(
                     f"no step, however short, decreases the loss as its gradient of norm {math.sqrt(slope):.3g}"
-                    f" predicts; solutions to the accuracy {tol:.3g} may not follow θ at all: decrease"
-                    " upper_optimizer.tol"
+                    f" predicts; solutions to the accuracy {tol:.3g} may not follow θ; decrease upper_optimizer.tol"
                 )
             gain = (base - oracle.value(descend(oracle, theta, z, alpha), Accuracy(tol)).value) / predicted
             wish = -1 if gain < self.low else 1 if gain > self.high and (first or last == 0) else 0
