@@ -483,7 +483,7 @@ class TestInARecipe:
 
     def test_nothing_is_added(self, here: Path) -> None:
         experiment = assemble(self.recipe())  # type: ignore[arg-type]
-        sample = experiment.train.batch([0, 1])
+        sample = experiment.train.samples.batch([0, 1])
         assert torch.equal(sample.y, sample.truth)  # type: ignore[arg-type]
 
     def test_noise_is_refused(self, here: Path) -> None:
