@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -169,6 +168,12 @@ class Lower(ABC):
         with torch.enable_grad():
             total = (weights * self.at_theta(leaves).energy(x.detach())).sum()
         return gradients_of(total, leaves)
+
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        """∂_θ h_i(x_i, θ) of each task separately, with a leading task dimension."""
+        self.counter.theta_gradients += len(x)
+        rows = rows_of(lambda theta: self.at_theta(theta).energy(x.detach()), self.theta)
+        return {name: part.detach() for name, part in rows.items()}
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         """⟨∇_x h_i(x_i, θ), q_i⟩, shape (B,), differentiable in θ and linear in q."""
@@ -333,6 +338,12 @@ class Tilted(Lower):
             gradient[name] = gradient[name] + part
         return gradient
 
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        rows = self.lower.theta_gradient_each(x)
+        for name, part in self.upper.theta_gradient_each(x).items():
+            rows[name] = rows[name] + expand(self.weight, part) * part
+        return rows
+
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         if self.upper.depends_on_theta:
             raise NotImplementedError(
@@ -356,32 +367,3 @@ class Tilted(Lower):
 
     def embed(self, v: Tensor) -> Tensor:
         return self.lower.embed(v)
-
-
-class BoundTasks(Protocol):
-    """Tasks at one θ."""
-
-    def on(self, ids: Sequence[int]) -> tuple[Lower, Upper]:
-        """The lower level and the loss of the tasks ``ids``."""
-        ...
-
-
-class Tasks(Protocol):
-    """The tasks of one split, addressed by number."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the x of one task."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def __len__(self) -> int: ...
-
-    def at(self, theta: Theta, counter: Counter) -> BoundTasks:
-        """The tasks bound to θ; constants are computed once and shared by all chunks."""
-        ...

@@ -32,6 +32,7 @@ WIDTH = 100
 ASKS = {
     "full_batch": "a sampler that gives all samples at each step",
     "needs_bound": "a hypergradient with an adjoint, for an error bound",
+    "needs_memory": "warm starts stored as they are",
     "needs_truth": "true images",
 }
 GIVES = {
@@ -49,6 +50,7 @@ GIVES = {
     "moves_x": "its own iterations on x",
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
+    "simultaneous": "z from the iterates of the previous step",
     "smooth": "differentiability in x",
     "stochastic": "an estimate that depends on draws",
     "uniform": "the same treatment of all places",
@@ -191,10 +193,17 @@ def snippet(registered: Registered, registry: Registry) -> str:
 
 
 def placeholder(type: Type, registry: Registry) -> Any:
-    """What stands for a value that has no default: ``…``, or a component where one is nested."""
+    """What stands for a value that has no default: ``…``, or a component without such values where one is nested."""
     if type.name in ("list", "tuple"):
         return [placeholder(type.items[0], registry)]
-    return registry.components(type.role)[0].name if type.name == "component" else "…"
+    if type.name != "component":
+        return "…"
+    complete = (
+        choice.name
+        for choice in registry.components(type.role)
+        if not any(parameter.required for parameter in choice.signature().parameters)
+    )
+    return next(complete)
 
 
 def _partners(registered: Registered, registry: Registry) -> Iterator[str]:

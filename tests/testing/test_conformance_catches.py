@@ -581,6 +581,12 @@ WRONG = {
         "same input, same result",
         "example_contexts must return a list of mappings",
     ),
+    "operator that reads what no example has": (
+        "operator window",
+        "def example_contexts(self, shape, count): return [{}]",
+        "its example contexts have what it reads",
+        "it reads 'mask' from the context, which its example contexts do not have; implement example_contexts",
+    ),
     "hypergradient of the wrong sign": (
         "hypergradient",
         "def estimate(self, ask):\n"
@@ -1054,7 +1060,7 @@ WRONG = {
         "noise",
         "def mean(self, t): return t.mean()",
         "mean is that of many measurements",
-        "mean of t of shape (1, 4): expected shape (1, 4), got ()",
+        "mean of t of shape (1, 1, 4): expected shape (1, 1, 4), got ()",
     ),
     "loss that forgets to divide the operator": (
         "upper_loss of measurements",
@@ -1217,6 +1223,32 @@ def test_each_mistake_is_caught_by_the_name_of_its_property(tmp_path: Path, name
     status, message = found[expected]
     assert status == "failed", found
     assert sentence in message
+
+
+def test_one_context_that_is_missing_is_one_failure(tmp_path: Path) -> None:
+    found = outcomes_of(tmp_path, "operator window", "def example_contexts(self, shape, count): return [{}]")
+    failed = [name for name, (status, _) in found.items() if status == "failed"]
+    assert failed == ["its example contexts have what it reads"]
+    assert "unverified" in {status for status, _ in found.values()}
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+@pytest.mark.parametrize(("claim", "status"), [(0.13, "passed"), (0.2, "failed"), (0.09, "failed")])
+def test_entries_of_a_measurement_may_depend_on_each_other(
+    tmp_path: Path, dim: int, claim: float, status: str
+) -> None:
+    """Stripes along rows or columns: a true variance is accepted, and a wrong one is not."""
+    body = f"""level = None
+    def sample(self, t, generator):
+        stripes = torch.randn(t.shape, dtype=t.dtype, generator=generator).mean({dim}, keepdim=True)
+        noise = 0.2 * torch.randn(t.shape, dtype=t.dtype, generator=generator)
+        return t + 0.3 * t.shape[{dim}] ** 0.5 * stripes + noise
+    def mean(self, t): return t
+    def variance(self, t): return torch.full_like(t, {claim})"""
+    found = outcomes_of(tmp_path, "noise", body)
+    assert found["variance is that of many measurements"][0] == status
+    others = {name: one for name, one in found.items() if not name.startswith("variance")}
+    assert {one[0] for one in others.values()} <= {"passed", "skipped"}
 
 
 def test_an_exception_is_a_failure_with_its_place(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.names import BEST_THETA, LAST_THETA, PICTURES, PICTURES_INDEX, THETA_FILE, THETAS
+from bltoolbox.config.problem_keys import is_of_images
 from bltoolbox.config.reading import REPORT_IMAGES, read_bytes
 from bltoolbox.errors import BltError, MissingError
 from bltoolbox.restoration.metrics import UNIT, Range
@@ -108,7 +109,9 @@ def keep_scenes(result: RunResult, folder: Path) -> None:
 def collect(
     run: RunHistory, images: int, registry: Registry | None = None, model: Model | None = None
 ) -> Pictures:
-    """The pictures of a run; missing or broken ones are not fatal."""
+    """The pictures of a run; missing or broken ones are not fatal, and a run that is not about images has none."""
+    if not is_of_images(run.recipe):
+        return Pictures()
     notes: list[str] = []
     scenes = read_scenes(run.path, run.metrics)[:images]
     try:
