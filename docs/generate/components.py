@@ -41,6 +41,7 @@ GIVES = {
     "convex": "convexity in x",
     "exact": "an error that vanishes with the tolerance",
     "exact_residual": "a residual that needs no second look",
+    "from_sections": "the sections of a recipe for images",
     "full": "all samples at each step",
     "gives_adjoint": "an adjoint, hence error bounds",
     "handles_constraint": "iterates within a constraint on x",
