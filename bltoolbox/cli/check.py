@@ -101,22 +101,37 @@ def _check_components(components: Sequence[Registered], registry: Registry, quie
         if not quiet:
             _print_component(f"{one.kind}/{one.name}", width, found)
     if components and not quiet:
-        bad = {(one.kind, one.name) for one in outcomes if one.status == "failed"}
-        say(f"{len(components) - len(bad)} of {len(components)} components conform")
+        say(_summary(outcomes, len(components)))
     return outcomes
 
 
+def _summary(outcomes: Sequence[Outcome], count: int) -> str:
+    """How many components conform, and how many of them only as far as could be tested."""
+    bad, open_ = (
+        {(one.kind, one.name) for one in outcomes if one.status == status}
+        for status in ("failed", "unverified")
+    )
+    aside = f", {len(open_ - bad)} of them not verified" if open_ - bad else ""
+    return f"{count - len(bad)} of {count} components conform{aside}"
+
+
 def _print_component(name: str, width: int, outcomes: Sequence[Outcome]) -> None:
-    failed = [one for one in outcomes if one.status == "failed"]
+    failed, unverified = (
+        [one for one in outcomes if one.status == status] for status in ("failed", "unverified")
+    )
     skipped = sum(one.status == "skipped" for one in outcomes)
-    tried = len(outcomes) - skipped
+    tried = len(outcomes) - skipped - len(unverified)
     aside = f" ({skipped} do not apply)" if skipped else ""
-    if not failed:
-        show(f"✓ {name:{width}}  {tried} properties{aside}", lines=True)
-        return
-    show(f"✗ {name:{width}}  {len(failed)} of {tried} properties fail{aside}", lines=True)
+    mark, verdict = "✓", f"{tried} properties"
+    if failed:
+        mark, verdict = "✗", f"{len(failed)} of {tried} properties fail"
+    elif unverified:
+        mark, verdict = "?", f"{tried} properties, {len(unverified)} not verified"
+    show(f"{mark} {name:{width}}  {verdict}{aside}", lines=True)
     for one in failed:
         show(f"    {one.property}: {one.message}", lines=True)
+    for one in unverified:
+        show(f"    {one.property}: not verified: {one.message}", lines=True)
 
 
 def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, quiet: bool) -> RecipeCheck:
@@ -144,7 +159,8 @@ def _print_recipe(source: str, found: RecipeCheck) -> None:
     for link in found.links:
         numbers = f"{link.error:8.1e} of {link.allowed:.0e}"
         show(f"  {link.place:16}  {link.what:{width}}  {numbers}  {_mark(link.ok)}", lines=True)
-    show(f"{_mark(found.passed)} {found.verdict}", lines=True)
+    mark = _mark(found.passed) if found.verified else "?"
+    show(f"{mark} {found.verdict}", lines=True)
 
 
 def _mark(ok: bool) -> str:
