@@ -120,6 +120,7 @@ class Plain(UpperOptimizer):
 NEUMANN = '''
 class Series(HypergradientEstimator):
     """A Neumann series, as long as it takes."""
+    most = 2000
     def keeps(self, lower, upper):
         return {"adjoint": lower.mu.new_empty((0, *lower.shape))}
     def estimate(self, ask):
@@ -127,7 +128,7 @@ class Series(HypergradientEstimator):
         system, rhs = lower.linearize(x), ask.upper.gradient(x)
         q = ask.memory.get("adjoint", torch.zeros_like(rhs))
         count = torch.zeros_like(tol, dtype=torch.long)
-        for _ in range(2000):
+        for _ in range(self.most):
             r = rhs - system.hvp(q)
             running = norm(r) > tol
             if not bool(running.any()):
@@ -799,6 +800,71 @@ WRONG = {
         "the error shrinks with the tolerance",
         "asked for a residual of 0.001, it stops at",
     ),
+    "hypergradient that is three times too large": (
+        "hypergradient",
+        "def estimate(self, ask):\n"
+        "        found = super().estimate(ask)\n"
+        "        return replace(found, gradient={n: 3 * z for n, z in found.gradient.items()})",
+        "equals the closed form",
+        "z of a quadratic problem",
+    ),
+    "biased hypergradient that is three times too large in its limit": (
+        "hypergradient",
+        "exact = False\n"
+        "    limit = BiasLimit({'terms': (5, 20, 80)})\n"
+        "    def __init__(self, terms: int = 50) -> None: self.most = terms\n"
+        "    def estimate(self, ask):\n"
+        "        found = super().estimate(ask)\n"
+        "        return replace(found, gradient={n: 3 * z for n, z in found.gradient.items()})",
+        "its bias vanishes in the declared limit",
+        "the limit is declared in `limit` of the class",
+    ),
+    "biased hypergradient that ignores the weights": (
+        "hypergradient",
+        "exact = False\n"
+        "    def estimate(self, ask): return super().estimate(replace(ask, weights=torch.ones_like(ask.weights)))",
+        "z is linear in the weights",
+        "z = Σ weights_i z_i",
+    ),
+    "hypergradient whose linear system has the weights": (
+        "hypergradient",
+        "def estimate(self, ask):\n"
+        "        return super().estimate(replace(ask, weights=ask.weights.square() / ask.weights.sum()))",
+        "z is linear in the weights",
+        "the weights scale each z_i",
+    ),
+    "hypergradient with its adjoint in self": (
+        "hypergradient",
+        "last = None\n"
+        "    def keeps(self, lower, upper): return {}\n"
+        "    def estimate(self, ask):\n"
+        "        start = self.last if self.last is not None and self.last.shape == ask.solution.shape else None\n"
+        "        memory = {} if start is None else {'adjoint': start}\n"
+        "        found = super().estimate(replace(ask, memory=memory))\n"
+        "        self.last = found.adjoint\n"
+        "        return replace(found, memory={})",
+        "keeps no state between calls",
+        "self.last",
+    ),
+    "hypergradient with its adjoint in its class": (
+        "hypergradient",
+        "last = {}\n"
+        "    def keeps(self, lower, upper): return {}\n"
+        "    def estimate(self, ask):\n"
+        "        start = Mine.last.get(ask.solution.shape)\n"
+        "        memory = {} if start is None else {'adjoint': start}\n"
+        "        found = super().estimate(replace(ask, memory=memory))\n"
+        "        Mine.last[ask.solution.shape] = found.adjoint\n"
+        "        return replace(found, memory={})",
+        "keeps no state between calls",
+        "state is shared between objects",
+    ),
+    "hypergradient with a memory that it does not declare": (
+        "hypergradient",
+        "def keeps(self, lower, upper): return {}",
+        "memory is what keeps declares",
+        "only these come back in the next call",
+    ),
     "optimizer that climbs": (
         "upper_optimizer",
         "def step(self, theta, oracle, state):\n"
@@ -1430,6 +1496,20 @@ def test_entries_of_a_measurement_may_depend_on_each_other(
     assert found["variance is that of many measurements"][0] == status
     others = {name: one for name, one in found.items() if not name.startswith("variance")}
     assert {one[0] for one in others.values()} <= {"passed", "skipped"}
+
+
+def test_a_bias_without_a_limit_is_not_verified_and_not_right(tmp_path: Path) -> None:
+    """Whether it is right or three times too large: nothing shows which."""
+    for factor in (1, 3):
+        body = (
+            "exact = False\n"
+            "    def estimate(self, ask):\n"
+            "        found = super().estimate(ask)\n"
+            f"        return replace(found, gradient={{n: {factor} * z for n, z in found.gradient.items()}})"
+        )
+        found = outcomes_of(tmp_path, "hypergradient", body)
+        status, message = found["its bias vanishes in the declared limit"]
+        assert status == "unverified" and "declare in `limit`" in message
 
 
 def test_an_exception_is_a_failure_with_its_place(tmp_path: Path) -> None:
