@@ -133,14 +133,14 @@ class Problem(Role):
     recipe names another one. ``loss``, the mean of the upper loss, is always among them.
 
     Accuracies of the upper level are relative to ``loss_scale``, the ``scale`` of its losses; those of evaluations to
-    ``unit``, the size of x.
+    ``unit``, the size of x. ``from_sections`` is only for the problem of the toolbox that is made of the sections of a
+    recipe for images, instead of options of its own.
     """
 
     kind = "problem"
     loss_scale: float = 1.0
     unit: float = 1.0
     metrics: ClassVar[Mapping[str, Any]] = {}
-    #: Whether it is made of the sections of a recipe for images, instead of options of its own.
     from_sections: ClassVar[bool] = False
 
     @abstractmethod

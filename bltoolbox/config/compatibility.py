@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: Maximum number of alternatives in a message.
 CHOICES = 3
 
+#: Methods of roles that state constants. Other problems than images state them for their lower levels as a whole.
+_CONSTANTS = ("lipschitz", "spectrum", "strong_convexity")
+
 TraitsOf = Callable[[str, str], Traits | None]
 
 
@@ -77,8 +80,9 @@ def _lacking(
             evaluating = "evaluation_solver" if "evaluation_solver" in blocks else "lower_solver"
             partners = (kind, "baseline") if (section, kind) == (evaluating, "regularizer") else (kind,)
             if kind not in blocks and (problem := _other_problem(blocks, traits_of)):
-                sentence = f"{needy.name!r} needs a {kind} with {listed(methods, 'and')}"
-                yield Misfit(section, "problem", f"{sentence}, which problem {problem!r} does not have")
+                if missing := [method for method in methods if method not in _CONSTANTS]:
+                    sentence = f"{needy.name!r} needs a {kind} with {listed(missing, 'and')}"
+                    yield Misfit(section, "problem", f"{sentence}, which problem {problem!r} does not have")
                 continue
             for partner in partners:
                 other = blocks.get(partner)

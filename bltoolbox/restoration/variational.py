@@ -6,6 +6,12 @@ C is the whole space, the non-negative orthant or the range of values of the dat
 about the minimiser over C: ``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still
 bounds the distance to the minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients
 need not know.
+
+When to choose it: for images, of which something was measured. It is the problem of recipes that name none, and is made
+of their sections: data, operator, noise, data_term, constraint, regularizer and upper_loss.
+
+Reference: Kunisch & Pock, *A bilevel optimization approach for parameter learning in variational models*, SIAM Journal
+on Imaging Sciences 2013.
 """
 
 from __future__ import annotations
