@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -162,6 +162,10 @@ class Counter:
         if blocks == 1:
             return self
         return self.parts.setdefault(blocks, Counter())
+
+    def copy(self) -> Counter:
+        """The counts as they are now."""
+        return replace(self, parts={blocks: part.copy() for blocks, part in self.parts.items()})
 
     def collect(self) -> Cost:
         """The counts since the last call."""
