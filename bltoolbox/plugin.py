@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.roles import Regularizer as Regularizer
     from bltoolbox.restoration.roles import Sample as Sample
     from bltoolbox.restoration.roles import UpperLoss as UpperLoss
+    from bltoolbox.restoration.shown_parameters import shown_filters as shown_filters
     from bltoolbox.restoration.shown_parameters import shown_parameters as shown_parameters
     from bltoolbox.restoration.theta import join as join
     from bltoolbox.restoration.theta import split as split
@@ -227,7 +228,7 @@ _HOME = {
         "Sample",
         "UpperLoss",
     ),
-    "bltoolbox.restoration.shown_parameters": ("shown_parameters",),
+    "bltoolbox.restoration.shown_parameters": ("shown_filters", "shown_parameters"),
     "bltoolbox.restoration.theta": ("join", "split"),
     "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
     "bltoolbox.runs.locks": ("acquire",),

@@ -14,7 +14,7 @@ from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import to_unit
 from bltoolbox.restoration.metrics import UNIT, Range
 from bltoolbox.restoration.model import Model
-from bltoolbox.restoration.shown_parameters import shown_parameters
+from bltoolbox.restoration.shown_parameters import shown_filters, shown_parameters
 from bltoolbox.runs.files import write_bytes
 from bltoolbox.runs.metric import Metric
 
@@ -129,11 +129,9 @@ def curves(result: RunResult) -> Figure | None:
 
 
 def filters(result: RunResult) -> Figure | None:
-    """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
+    """The filters of the regularizer, most important first."""
     model = result.model
-    if not isinstance(model, Model):
-        return None
-    pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
+    pictures = shown_filters(model.problem, model.prepared) if isinstance(model, Model) else None
     if pictures is None:
         return None
     columns = min(len(pictures), 10)
@@ -149,7 +147,7 @@ def filters(result: RunResult) -> Figure | None:
 
 
 def maps(result: RunResult) -> Figure | None:
-    """The pictures that operator and data term make of θ, e.g. a kernel or a sampling pattern: one row each."""
+    """The other pictures that components make of θ, e.g. a kernel or a sampling pattern: one row each."""
     model = result.model
     parameters = shown_parameters(model.problem, model.prepared) if isinstance(model, Model) else []
     if not parameters:

@@ -121,6 +121,7 @@ class RunResult(Shown):
             "interrupted_computations": self.interrupted.computations,
             "seconds": round(self.seconds, 3),
             "theta_size": self.model.size,
+            "learned": self.model.learned,
             "theta": self.chosen,
         }
 

@@ -120,6 +120,7 @@ class Plain(UpperOptimizer):
 NEUMANN = '''
 class Series(HypergradientEstimator):
     """A Neumann series, as long as it takes."""
+    most = 2000
     def keeps(self, lower, upper):
         return {"adjoint": lower.mu.new_empty((0, *lower.shape))}
     def estimate(self, ask):
@@ -127,7 +128,7 @@ class Series(HypergradientEstimator):
         system, rhs = lower.linearize(x), ask.upper.gradient(x)
         q = ask.memory.get("adjoint", torch.zeros_like(rhs))
         count = torch.zeros_like(tol, dtype=torch.long)
-        for _ in range(2000):
+        for _ in range(self.most):
             r = rhs - system.hvp(q)
             running = norm(r) > tol
             if not bool(running.any()):
@@ -762,6 +763,12 @@ WRONG = {
         "same input, same result",
         "example_contexts must return a list of mappings",
     ),
+    "operator that reads what no example has": (
+        "operator window",
+        "def example_contexts(self, shape, count): return [{}]",
+        "its example contexts have what it reads",
+        "it reads 'mask' from the context, which its example contexts do not have; implement example_contexts",
+    ),
     "hypergradient of the wrong sign": (
         "hypergradient",
         "def estimate(self, ask):\n"
@@ -792,6 +799,71 @@ WRONG = {
         " return super().estimate(replace(ask, effort=Accuracy(max(ask.effort.tol, 0.1))))",
         "the error shrinks with the tolerance",
         "asked for a residual of 0.001, it stops at",
+    ),
+    "hypergradient that is three times too large": (
+        "hypergradient",
+        "def estimate(self, ask):\n"
+        "        found = super().estimate(ask)\n"
+        "        return replace(found, gradient={n: 3 * z for n, z in found.gradient.items()})",
+        "equals the closed form",
+        "z of a quadratic problem",
+    ),
+    "biased hypergradient that is three times too large in its limit": (
+        "hypergradient",
+        "exact = False\n"
+        "    limit = BiasLimit({'terms': (5, 20, 80)})\n"
+        "    def __init__(self, terms: int = 50) -> None: self.most = terms\n"
+        "    def estimate(self, ask):\n"
+        "        found = super().estimate(ask)\n"
+        "        return replace(found, gradient={n: 3 * z for n, z in found.gradient.items()})",
+        "its bias vanishes in the declared limit",
+        "the limit is declared in `limit` of the class",
+    ),
+    "biased hypergradient that ignores the weights": (
+        "hypergradient",
+        "exact = False\n"
+        "    def estimate(self, ask): return super().estimate(replace(ask, weights=torch.ones_like(ask.weights)))",
+        "z is linear in the weights",
+        "z = Σ weights_i z_i",
+    ),
+    "hypergradient whose linear system has the weights": (
+        "hypergradient",
+        "def estimate(self, ask):\n"
+        "        return super().estimate(replace(ask, weights=ask.weights.square() / ask.weights.sum()))",
+        "z is linear in the weights",
+        "the weights scale each z_i",
+    ),
+    "hypergradient with its adjoint in self": (
+        "hypergradient",
+        "last = None\n"
+        "    def keeps(self, lower, upper): return {}\n"
+        "    def estimate(self, ask):\n"
+        "        start = self.last if self.last is not None and self.last.shape == ask.solution.shape else None\n"
+        "        memory = {} if start is None else {'adjoint': start}\n"
+        "        found = super().estimate(replace(ask, memory=memory))\n"
+        "        self.last = found.adjoint\n"
+        "        return replace(found, memory={})",
+        "keeps no state between calls",
+        "self.last",
+    ),
+    "hypergradient with its adjoint in its class": (
+        "hypergradient",
+        "last = {}\n"
+        "    def keeps(self, lower, upper): return {}\n"
+        "    def estimate(self, ask):\n"
+        "        start = Mine.last.get(ask.solution.shape)\n"
+        "        memory = {} if start is None else {'adjoint': start}\n"
+        "        found = super().estimate(replace(ask, memory=memory))\n"
+        "        Mine.last[ask.solution.shape] = found.adjoint\n"
+        "        return replace(found, memory={})",
+        "keeps no state between calls",
+        "state is shared between objects",
+    ),
+    "hypergradient with a memory that it does not declare": (
+        "hypergradient",
+        "def keeps(self, lower, upper): return {}",
+        "memory is what keeps declares",
+        "only these come back in the next call",
     ),
     "optimizer that climbs": (
         "upper_optimizer",
@@ -1235,7 +1307,7 @@ WRONG = {
         "noise",
         "def mean(self, t): return t.mean()",
         "mean is that of many measurements",
-        "mean of t of shape (1, 4): expected shape (1, 4), got ()",
+        "mean of t of shape (1, 1, 4): expected shape (1, 1, 4), got ()",
     ),
     "loss that forgets to divide the operator": (
         "upper_loss of measurements",
@@ -1398,6 +1470,46 @@ def test_each_mistake_is_caught_by_the_name_of_its_property(tmp_path: Path, name
     status, message = found[expected]
     assert status == "failed", found
     assert sentence in message
+
+
+def test_one_context_that_is_missing_is_one_failure(tmp_path: Path) -> None:
+    found = outcomes_of(tmp_path, "operator window", "def example_contexts(self, shape, count): return [{}]")
+    failed = [name for name, (status, _) in found.items() if status == "failed"]
+    assert failed == ["its example contexts have what it reads"]
+    assert "unverified" in {status for status, _ in found.values()}
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+@pytest.mark.parametrize(("claim", "status"), [(0.13, "passed"), (0.2, "failed"), (0.09, "failed")])
+def test_entries_of_a_measurement_may_depend_on_each_other(
+    tmp_path: Path, dim: int, claim: float, status: str
+) -> None:
+    """Stripes along rows or columns: a true variance is accepted, and a wrong one is not."""
+    body = f"""level = None
+    def sample(self, t, generator):
+        stripes = torch.randn(t.shape, dtype=t.dtype, generator=generator).mean({dim}, keepdim=True)
+        noise = 0.2 * torch.randn(t.shape, dtype=t.dtype, generator=generator)
+        return t + 0.3 * t.shape[{dim}] ** 0.5 * stripes + noise
+    def mean(self, t): return t
+    def variance(self, t): return torch.full_like(t, {claim})"""
+    found = outcomes_of(tmp_path, "noise", body)
+    assert found["variance is that of many measurements"][0] == status
+    others = {name: one for name, one in found.items() if not name.startswith("variance")}
+    assert {one[0] for one in others.values()} <= {"passed", "skipped"}
+
+
+def test_a_bias_without_a_limit_is_not_verified_and_not_right(tmp_path: Path) -> None:
+    """Whether it is right or three times too large: nothing shows which."""
+    for factor in (1, 3):
+        body = (
+            "exact = False\n"
+            "    def estimate(self, ask):\n"
+            "        found = super().estimate(ask)\n"
+            f"        return replace(found, gradient={{n: {factor} * z for n, z in found.gradient.items()}})"
+        )
+        found = outcomes_of(tmp_path, "hypergradient", body)
+        status, message = found["its bias vanishes in the declared limit"]
+        assert status == "unverified" and "declare in `limit`" in message
 
 
 def test_an_exception_is_a_failure_with_its_place(tmp_path: Path) -> None:

@@ -152,10 +152,17 @@ class RunFacts:
         if (seconds := self.run.seconds) is not None:
             cards.append(("Training time", duration(seconds), self.device()))
         if (size := number(self.run.summary.get("theta_size"))) is not None:
-            section = self.run.recipe.get("regularizer" if is_of_images(self.run.recipe) else "problem")
-            kind = section.get("name", "") if isinstance(section, Mapping) else section or ""
-            cards.append(("Parameters", f"{size:,.0f}", f"of {kind}" if kind else ""))
+            cards.append(("Parameters", f"{size:,.0f}", self._learned()))
         return cards
+
+    def _learned(self) -> str:
+        """Whose parameters were learned: ``82 of foe and 64 of weight-map``; older runs name one component."""
+        learned = self.run.summary.get("learned")
+        if isinstance(learned, str):
+            return learned.replace(" parameters", "", 1)
+        section = self.run.recipe.get("regularizer" if is_of_images(self.run.recipe) else "problem")
+        kind = section.get("name", "") if isinstance(section, Mapping) else section or ""
+        return f"of {kind}" if kind else ""
 
     def final_loss(self) -> float | None:
         losses = [step.loss for step in self.run.steps if step.loss is not None]

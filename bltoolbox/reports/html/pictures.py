@@ -254,10 +254,10 @@ def _middle(image: Tensor) -> Tensor:
 
 def show_learned(model: Model) -> Learned:
     """Filters, their weights and their potentials, if the regularizer has any; pictures of the other roles."""
-    from bltoolbox.restoration.shown_parameters import shown_parameters
+    from bltoolbox.restoration.shown_parameters import shown_filters, shown_parameters
 
-    regularizer, theta = model.problem.regularizer, model.prepared["regularizer"]
-    pictures, potentials = regularizer.pictures(theta), regularizer.potentials(theta)
+    pictures = shown_filters(model.problem, model.prepared)
+    potentials = model.problem.regularizer.potentials(model.prepared["regularizer"])
     maps = [
         Map(one.caption, one.scale, [encode_png(image) for image in one.shades])
         for one in shown_parameters(model.problem, model.prepared)

@@ -28,6 +28,7 @@ from bltoolbox.plugin import (
     Model,
     RunResult,
     make_folder,
+    shown_filters,
     shown_parameters,
 )
 
@@ -98,7 +99,7 @@ class TensorBoardLog(Logger):
 
     def _show_learned(self, model: Model) -> None:
         """The pictures that the components of a model of images make of θ."""
-        pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
+        pictures = shown_filters(model.problem, model.prepared)
         if pictures is not None and pictures.shape[1] in (1, 3):
             largest = pictures.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12)
             self._open().add_images(
