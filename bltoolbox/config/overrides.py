@@ -42,7 +42,9 @@ def choose_variant(document: Document, overrides: Sequence[str]) -> None:
         return
     if odd := [name for name in names if parse(name, Spot("")).data != name]:
         document.problems.append(
-            spot.problem(f"variants: {odd[0]!r} is not a name that variant=NAME can choose; begin it with a letter")
+            spot.problem(
+                f"variants: {odd[0]!r} is not a name that variant=NAME can choose; begin it with a letter"
+            )
         )
         return
     chosen = _chosen(document, overrides)

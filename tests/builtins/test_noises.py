@@ -151,7 +151,9 @@ def test_a_limit_that_is_not_a_number_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("BLT_KEPT_MEASUREMENTS", "256 MB")
-    with pytest.raises(UsageError, match="BLT_KEPT_MEASUREMENTS=256 MB: give a positive whole number of bytes"):
+    with pytest.raises(
+        UsageError, match="BLT_KEPT_MEASUREMENTS=256 MB: give a positive whole number of bytes"
+    ):
         measured("gaussian")
 
 

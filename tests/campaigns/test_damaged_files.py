@@ -69,7 +69,9 @@ def test_the_campaign_sees_what_no_reader_may_do(
     read: Callable[[Path], object], seen: str, tmp_path: Path
 ) -> None:
     (tmp_path / "files").mkdir()
-    _, wrong = attempt(read, tmp_path / "files", seconds=1.0, patience=30.0 if seen == "takes more than" else 1.0)
+    _, wrong = attempt(
+        read, tmp_path / "files", seconds=1.0, patience=30.0 if seen == "takes more than" else 1.0
+    )
     assert seen in wrong and bool(wrong) == bool(seen)
 
 

@@ -132,7 +132,12 @@ class TestLimits:
         allowed = {
             *("images.py Image.open", "download.py tarfile.open", "model.py safe_open", "npy.py np.memmap"),
             *("npy.py np.fromfile", "checkpoint.py torch.load", "stl10.py np.memmap", "ranks.py json.loads"),
-            *("cache.py load", "hdf5.py h5py.File", "files.py tifffile.TiffFile", "payload.py zipfile.ZipFile"),
+            *(
+                "cache.py load",
+                "hdf5.py h5py.File",
+                "files.py tifffile.TiffFile",
+                "payload.py zipfile.ZipFile",
+            ),
             *("payload.py inspector.load", "pictures.py known.load", "pictures.py image.load"),
             *("images.py image.load", "profiling.py exported.read_bytes", "download.py part.open"),
         }

@@ -69,7 +69,9 @@ def test_what_is_not_a_mapping_of_settings_is_refused(section: str) -> None:
     assert "variants: expected names with settings" in problems("variant=a", text=text)
 
 
-@pytest.mark.parametrize("name", ["1", "'1'", "true", "1e3", "''", "' a '", "'[x]'", "'a: b'", '"a\\nb"', '"\\e[31m"'])
+@pytest.mark.parametrize(
+    "name", ["1", "'1'", "true", "1e3", "''", "' a '", "'[x]'", "'a: b'", '"a\\nb"', '"\\e[31m"']
+)
 def test_a_name_that_cannot_be_chosen_is_refused(name: str) -> None:
     text = f"variant: '1'\n{TEXT}  {name}: {{seed: 1}}\n"
     for overrides in ([], ["variant=short"]):

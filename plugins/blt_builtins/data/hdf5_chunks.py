@@ -35,7 +35,11 @@ class Chunks:
         self.filters: list[int] = [settings.get_filter(i)[0] for i in range(settings.get_nfilters())]
         if set(self.filters) - _FILTERS:
             plugin = any(one not in _PART_OF_HDF5 for one in self.filters)
-            reason = "by a plugin of HDF5, which reading it would execute" if plugin else "neither by gzip nor by LZF"
+            reason = (
+                "by a plugin of HDF5, which reading it would execute"
+                if plugin
+                else "neither by gzip nor by LZF"
+            )
             raise ValueError(
                 f"{name} is refused: it is compressed {reason}; save it with gzip or without compression"
             )
