@@ -20,8 +20,9 @@ from conftest import ROOT, Install
 from bltoolbox.cli.common import split_overrides
 from bltoolbox.config.describe import describe
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict, shipped_recipes
+from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict
 from bltoolbox.config.registry import Registered, load_registry
+from bltoolbox.config.shipped_recipes import shipped_recipes
 from bltoolbox.config.signatures import Parameter, Signature
 from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import MissingError, RecipeError
@@ -248,6 +249,9 @@ def _load(text: str) -> dict[str, Any]:
     return settings
 
 
+NONSMOOTH = {"regularizer": "tv-nonsmooth", "lower_solver": "pdhg", "hypergradient": "piggyback"}
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_recipes_that_are_shown_are_valid(path: Path) -> None:
     """Parts of a recipe are completed by the shortest one."""
@@ -258,8 +262,13 @@ def test_recipes_that_are_shown_are_valid(path: Path) -> None:
         settings = _load(text)
         # Some optimizers need all data; a sampler of its own is no obstacle to anything else.
         sampler = {"sampler": "full"} if "upper_optimizer" in settings else {}
+        # Where a regularizer has no derivatives, and for what needs its conjugate instead.
+        saddle = NONSMOOTH if any(name in text for name in ("nonsmooth", "pdhg", "piggyback")) else {}
+        # Another problem than images has no sections for them.
+        other = settings.get("problem", {"name": "variational"})["name"] != "variational"
+        least = {"budget": rest["budget"]} if other else rest
         try:
-            recipe_from_dict({**rest, **sampler, **settings})
+            recipe_from_dict({**least, **sampler, **saddle, **settings})
         except RecipeError as error:
             pytest.fail(f"{path.name}:{line}: {error}")
 

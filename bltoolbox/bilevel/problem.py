@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.composite import Composite, TiltedComposite
 from bltoolbox.bilevel.derivatives import Linearization, Retained, gradients_of, leaves_of, rows_of
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Theta
 from bltoolbox.bilevel.saddle import Saddle
@@ -82,37 +82,6 @@ class Upper(ABC):
     def sampled(self, j: Tensor) -> Upper:
         """``block(j)``; g itself if it is not a finite sum."""
         return self.block(j) if self.blocks > 1 else self
-
-
-class Composite(Protocol):
-    """h = Σ_k ψ_k(K_k x) + (μ_0/2)‖x‖², blocks k: the structure that majorise–minimise solvers need."""
-
-    @property
-    def ridge(self) -> float:
-        """μ_0."""
-        ...
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """K_k x for every block; the first one is that of the regularizer."""
-        ...
-
-    def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
-        """Σ_k K_kᵀ t_k; may write to ``t``."""
-        ...
-
-    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
-        """Slopes ψ_k'(t_k), and curvatures of the parabolas that touch ψ_k there and lie above it."""
-        ...
-
-    @property
-    def tilt_curvature(self) -> Tensor | None:
-        """Per task, the curvature of a parabola that touches a further smooth term of h and lies above it; None if h
-        has no such term."""
-        ...
-
-    def tilt(self, x: Tensor) -> Tensor:
-        """The slope of the further term at x."""
-        ...
 
 
 class Lower(ABC):
@@ -199,6 +168,12 @@ class Lower(ABC):
         with torch.enable_grad():
             total = (weights * self.at_theta(leaves).energy(x.detach())).sum()
         return gradients_of(total, leaves)
+
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        """∂_θ h_i(x_i, θ) of each task separately, with a leading task dimension."""
+        self.counter.theta_gradients += len(x)
+        rows = rows_of(lambda theta: self.at_theta(theta).energy(x.detach()), self.theta)
+        return {name: part.detach() for name, part in rows.items()}
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         """⟨∇_x h_i(x_i, θ), q_i⟩, shape (B,), differentiable in θ and linear in q."""
@@ -363,6 +338,12 @@ class Tilted(Lower):
             gradient[name] = gradient[name] + part
         return gradient
 
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        rows = self.lower.theta_gradient_each(x)
+        for name, part in self.upper.theta_gradient_each(x).items():
+            rows[name] = rows[name] + expand(self.weight, part) * part
+        return rows
+
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         if self.upper.depends_on_theta:
             raise NotImplementedError(
@@ -372,73 +353,17 @@ class Tilted(Lower):
 
     def composite(self) -> Composite | None:
         composite = self.lower.composite()
-        return (
-            None if composite is None or self.upper.lipschitz is None else _TiltedComposite(self, composite)
-        )
+        if composite is None or self.upper.lipschitz is None:
+            return None
+        concave = self.upper.convex & (self.weight < 0)
+        return TiltedComposite(composite, self._slope, torch.where(concave, 0.0, self.slack))
+
+    def _slope(self, x: Tensor) -> Tensor:
+        """w ∇g(x)."""
+        return expand(self.weight, x) * self.upper.gradient(x)
 
     def view(self, x: Tensor) -> Tensor:
         return self.lower.view(x)
 
     def embed(self, v: Tensor) -> Tensor:
         return self.lower.embed(v)
-
-
-@dataclass(frozen=True)
-class _TiltedComposite:
-    """That of h, with the parabola w g(x) + w⟨∇g(x), ·⟩ + (c/2)‖·‖² above w g, c = |w|·L_g or, if w g is concave, 0."""
-
-    tilted: Tilted
-    composite: Composite
-
-    @property
-    def ridge(self) -> float:
-        return self.composite.ridge
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.composite.forward(x)
-
-    def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
-        return self.composite.adjoint(t)
-
-    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
-        return self.composite.touch(t)
-
-    @property
-    def tilt_curvature(self) -> Tensor:
-        tilted, inner = self.tilted, self.composite.tilt_curvature
-        concave = tilted.upper.convex & (tilted.weight < 0)
-        curvature = torch.where(concave, 0.0, tilted.slack)
-        return curvature if inner is None else curvature + inner
-
-    def tilt(self, x: Tensor) -> Tensor:
-        slope = expand(self.tilted.weight, x) * self.tilted.upper.gradient(x)
-        return slope if self.composite.tilt_curvature is None else slope + self.composite.tilt(x)
-
-
-class BoundTasks(Protocol):
-    """Tasks at one θ."""
-
-    def on(self, ids: Sequence[int]) -> tuple[Lower, Upper]:
-        """The lower level and the loss of the tasks ``ids``."""
-        ...
-
-
-class Tasks(Protocol):
-    """The tasks of one split, addressed by number."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the x of one task."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def __len__(self) -> int: ...
-
-    def at(self, theta: Theta, counter: Counter) -> BoundTasks:
-        """The tasks bound to θ; constants are computed once and shared by all chunks."""
-        ...

@@ -190,7 +190,7 @@ class Solution:
     distance: Tensor
     iterations: Tensor
     status: tuple[Status, ...]
-    #: The last state of the solver for each sample, in their order; only where it was asked for.
+    #: The last state of the solver for each sample, in their order; only if it was requested.
     state: Any = field(default=None, repr=False, compare=False)
 
 

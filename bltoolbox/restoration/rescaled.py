@@ -105,9 +105,19 @@ class Rescaled(Regularizer):
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
         return self.base.analysis_norm(theta, shape)
 
+    def potential_sum(self, theta: Theta, t: Tensor) -> Tensor:
+        return self.scale**2 * self.base.potential_sum(theta, t / self.scale)
+
+    def conjugate(self, theta: Theta, p: Tensor) -> Tensor:
+        # sup_t pt − s² ψ(t/s) is s² times the same of ψ at p/s.
+        return self.scale**2 * self.base.conjugate(theta, p / self.scale)
+
     def prox_potential(self, theta: Theta, t: Tensor, step: Tensor | float) -> Tensor:
         # u = s·v turns ½(u − t)² + step·s² ψ(u/s) into s² times the same for v and t/s.
         return self.scale * self.base.prox_potential(theta, t / self.scale, step)
+
+    def prox_conjugate(self, theta: Theta, p: Tensor, step: Tensor | float) -> Tensor:
+        return self.scale * self.base.prox_conjugate(theta, p / self.scale, step)
 
     def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor | None:
         return self.base.symbol(theta, curvature, shape)

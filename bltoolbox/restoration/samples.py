@@ -29,11 +29,9 @@ from bltoolbox.bilevel.records import Rows, Theta
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.reading import Limit
 from bltoolbox.errors import BltError
-from bltoolbox.restoration.layout import image_layout
+from bltoolbox.restoration.layout import image_layout, to_gray
 from bltoolbox.restoration.roles import Data, Noise, Operator, Sample, UpperLoss
 
-#: ITU-R BT.601 luma.
-LUMA = (0.299, 0.587, 0.114)
 #: Bytes of measurements that are kept on the host; simulating the others again costs little beside solving for them.
 KEPT = Limit(
     "kept measurements",
@@ -185,9 +183,7 @@ class Samples:
         return self._in_color(self._read(self.data.clean, ids))
 
     def _in_color(self, images: Tensor) -> Tensor:
-        if self.color == "gray" and images.ndim == 4 and images.shape[1] == 3:
-            return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA)).unsqueeze(1)
-        return images
+        return to_gray(images) if self.color == "gray" else images
 
     def _read(self, read: Callable[[Sequence[int]], Tensor], ids: Sequence[int]) -> Tensor:
         if self.pool is None or len(ids) < 2:

@@ -25,7 +25,7 @@ from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Ask, Batch, Estimate, Rows, Status, Steps, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
 from bltoolbox.errors import BltError, NumericalError
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 from bltoolbox.training.checkpoint import Checkpoints
 

@@ -153,7 +153,8 @@ from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import VariationalTasks, join
+from bltoolbox.restoration.variational import VariationalTasks
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import White, variational
 from blt_builtins.operators.identity import Identity
 

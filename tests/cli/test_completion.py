@@ -21,8 +21,8 @@ from bltoolbox.cli.completion import (
     rejoin,
 )
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.recipe import shipped_recipes
 from bltoolbox.config.registry import load_registry
+from bltoolbox.config.shipped_recipes import shipped_recipes
 
 
 def context(**parameters: Any) -> typer.Context:
@@ -92,7 +92,7 @@ def test_override_keys_are_those_of_the_recipe() -> None:
 def test_values_of_overrides() -> None:
     names = [one.name for one in load_registry().components("regularizer")]
     assert run("smoke", begun="regularizer=") == [f"regularizer={name}" for name in names]
-    assert run("smoke", begun="regularizer=tv") == ["regularizer=tv"]
+    assert run("smoke", begun="regularizer=tv") == ["regularizer=tv", "regularizer=tv-nonsmooth"]
     assert run("smoke", begun="regularizer.name=tv") == []
     assert run("smoke", begun="constraint=n") == ["constraint=none", "constraint=nonnegative"]
     assert run("smoke", begun="init=") == ["init=null"]
@@ -102,8 +102,8 @@ def test_values_of_overrides() -> None:
 def test_bash_makes_words_of_what_is_around_an_equals_sign() -> None:
     assert rejoin(["smoke", "a", "=", "1", "b=2", "c", "="]) == ["smoke", "a=1", "b=2", "c="]
     assert "tv" in run("smoke", "regularizer", "=", begun="")
-    assert run("smoke", "regularizer", "=", begun="tv") == ["tv"]
-    assert run("smoke", "seed", "=", "3", "regularizer", begun="fo") == ["foe"], (
+    assert run("smoke", "regularizer", "=", begun="tv") == ["tv", "tv-nonsmooth"]
+    assert run("smoke", "seed", "=", "3", "regularizer", begun="fo") == ["foe", "foe-nonsmooth"], (
         "the sign itself is dropped by Typer"
     )
 
@@ -145,7 +145,7 @@ def protocol(shell: str, line: list[str]) -> list[str]:
         (["blt", "show", "lower_solver/ag"], ["lower_solver/agd"]),
         (["blt", "run", "smo"], ["smoke"]),
         (["blt", "validate", "smoke", "sampler.s"], ["sampler.size="]),
-        (["blt", "run", "smoke", "regularizer", "=", "fo"], ["foe"]),
+        (["blt", "run", "smoke", "regularizer", "=", "fo"], ["foe", "foe-nonsmooth"]),
         (["blt", "run", "smoke", "upper_optimizer", "="], None),
         (["blt", "cp", "smo"], ["smoke"]),
         (["blt", "new-plugin", "x", "--kind", "hy"], ["hypergradient"]),
@@ -158,8 +158,8 @@ def test_the_protocol_of_bash(line: list[str], wanted: list[str] | None) -> None
 
 
 def test_the_protocol_of_zsh() -> None:
-    (line,) = (line for line in protocol("zsh", ["blt", "run", "smoke", "regularizer=foe"]) if "foe" in line)
-    assert "regularizer=foe" in line
+    (line,) = (line for line in protocol("zsh", ["blt", "run", "smoke", "regularizer=tg"]) if "tg" in line)
+    assert "regularizer=tgv" in line
 
 
 def test_completion_does_without_torch() -> None:

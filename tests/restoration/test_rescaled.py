@@ -12,6 +12,7 @@ from blt_builtins.operators.blur import Blur
 from blt_builtins.regularizers.crr import ConvexRidge
 from blt_builtins.regularizers.icnn import InputConvexNetwork
 from blt_builtins.regularizers.tikhonov import Tikhonov
+from blt_builtins.regularizers.tv_nonsmooth import NonsmoothTotalVariation
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import Regularizer
@@ -105,6 +106,22 @@ def test_minimisers_scale_along(base: Regularizer, solver: str, blurred: bool, s
         lower = lower_level(regularizer, measured, **options)  # type: ignore[arg-type]
         found.append(solve(SOLVERS[solver](), lower, lower.start(), 1e-9, limit=20_000).x)
     torch.testing.assert_close(found[1], scale * found[0], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_conjugate_belongs_to_the_rescaled_potential(scale: float) -> None:
+    """By Moreau, u = prox of step·ψ* at p and t = (p − u)/step attain ψ(t) + ψ*(u) = ⟨t, u⟩."""
+    base = NonsmoothTotalVariation()
+    regularizer, theta = Rescaled(base, scale), initial(base)
+    x, step = normal(2, 3, 8, 9, seed=1), 0.7
+    t = regularizer.analyse(theta, x)
+    torch.testing.assert_close(regularizer.potential_sum(theta, t), regularizer.energy(theta, x))
+    p = normal(*t.shape, seed=2)
+    u = regularizer.prox_conjugate(theta, p, step)
+    t = (p - u) / step
+    torch.testing.assert_close(t, regularizer.prox_potential(theta, p / step, 1 / step))
+    fenchel = regularizer.potential_sum(theta, t) + regularizer.conjugate(theta, u)
+    torch.testing.assert_close(fenchel, (t * u).flatten(1).sum(1))
 
 
 def test_a_scale_is_positive() -> None:
