@@ -125,6 +125,8 @@ def surroundings(folder: Path) -> None:
     for name in _supported(OTHER_PICTURES):
         Image.fromarray(pixels).save(folder / "pictures" / name)
     (folder / "variants.yaml").write_text((folder / "recipe.yaml").read_text() + VARIANTS)
+    np.save(folder / "inputs.npy", numbers.random((30, 3)))
+    np.save(folder / "targets.npy", np.arange(30.0) % 2)
     np.save(folder / "classes.npy", np.arange(4) % 2)
     _write_shaped_theta(folder)
     np.save(folder / "images.npy", numbers.integers(256, size=(4, 12, 12, 3), dtype=np.uint8))
@@ -323,6 +325,20 @@ def read_classes(folder: Path) -> None:
     experiment.train.batch(range(len(experiment.train)))
 
 
+def read_table(folder: Path) -> None:
+    files = {"inputs": str(folder / "inputs.npy"), "targets": str(folder / "targets.npy")}
+    for name in ("ridge", "logistic-regression", "softmax-regression"):
+        settings = {
+            "problem": {"name": name, "data": files, "folds": 2},
+            "lower_solver": "lbfgs",
+            "sampler": "full",
+            "validation": {"metric": "loss"},
+            "device": "cpu",
+            "budget": {"steps": 1},
+        }
+        assemble(recipe_from_dict(settings, registry=REGISTRY), REGISTRY)
+
+
 def read_mask(folder: Path) -> None:
     for name in ("inpainting", "mri"):
         color = "gray" if name == "mri" else "rgb"
@@ -453,6 +469,8 @@ def formats() -> list[Format]:
         Format("sweep", "sweep/sweep.json", read_sweep, to.of_json, few=8, brief=read_sweep_briefly, share=2),
         Format("array", "images.npy", read_array, to.of_npy, few=30),
         Format("classes", "classes.npy", read_classes, to.of_npy, few=10, share=4),
+        Format("table", "inputs.npy", read_table, to.of_npy, few=10, share=4),
+        Format("targets", "targets.npy", read_table, to.of_npy, few=10, share=4),
         Format("groups", "images.csv", read_array, to.of_csv, few=15),
         Format("mask", "mask.npy", read_mask, to.of_npy, few=15),
         Format("weights", "weights.npy", read_weights, to.of_npy, few=10, share=4),
