@@ -40,6 +40,13 @@ def choose_variant(document: Document, overrides: Sequence[str]) -> None:
         example = "{isgd: {upper_optimizer: isgd}, maid: {sampler: full, upper_optimizer: maid}}"
         document.problems.append(spot.problem(f"variants: expected names with settings, e.g. {example}"))
         return
+    if odd := [name for name in names if parse(name, Spot("")).data != name]:
+        document.problems.append(
+            spot.problem(
+                f"variants: {odd[0]!r} is not a name that variant=NAME can choose; begin it with a letter"
+            )
+        )
+        return
     chosen = _chosen(document, overrides)
     if chosen not in names:
         listed = f"{', '.join(names[:8])}{', …' * (len(names) > 8)}"
