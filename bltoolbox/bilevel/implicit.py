@@ -25,7 +25,7 @@ from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Ask, Effort, Solution, Status, Steps, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
-from bltoolbox.bilevel.tensors import detached, dot, expand, norm, ordinary
+from bltoolbox.bilevel.tensors import dot, expand, full_precision, norm, ordinary
 from bltoolbox.errors import BltError, NumericalError
 
 _TWICE = (
@@ -125,7 +125,7 @@ def minimiser(
     """
     recording = torch.is_grad_enabled()
     values = {**theta, **inputs}
-    with detached(), _full_precision(lower.mu):
+    with full_precision(lower.mu):
         start = ordinary(lower.start() if start is None else lower.project(start.detach()))
         if not (recording and any(value.requires_grad for value in values.values())):
             return method.minimise(lower, start).x
@@ -150,7 +150,7 @@ class _Minimiser(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *values: Tensor) -> Tensor:
-        with detached(), _full_precision(call.start):
+        with full_precision(call.start):
             solution = call.method.minimise(call.lower, call.start, with_state=call.method.needs_inverse)
         ctx.call, ctx.state = call, solution.state
         # The values are those of ``call.lower``: saved, so that autograd notices if they change before they are used.
@@ -162,7 +162,7 @@ class _Minimiser(torch.autograd.Function):
         call, (x, *_) = ctx.call, ctx.saved_tensors
         needed = dict(zip(call.names, ctx.needs_input_grad[1:], strict=True))
         inputs = [name for name in call.names if name in call.inputs and needed[name]]
-        with detached(), _full_precision(x):
+        with full_precision(x):
             gradient = call.method.pull_back(call.lower, x, v.detach(), inputs, ctx.state)
         wanted = [gradient[name] for name in call.names if needed[name]]
         if torch.is_grad_enabled():
@@ -183,8 +183,3 @@ class _FirstDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *v: Tensor) -> tuple[Any, ...]:
         raise BltError(_TWICE)
-
-
-def _full_precision(x: Tensor) -> torch.autocast:
-    """Without autocast: iterations to a tolerance need the precision of θ."""
-    return torch.autocast(x.device.type, enabled=False)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bltoolbox.bilevel.implicit import Implicit, minimiser
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
-from bltoolbox.bilevel.tensors import detached, lasting, ordinary
+from bltoolbox.bilevel.tensors import full_precision, lasting, ordinary
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import listed
 from bltoolbox.config.signatures import Type
@@ -107,13 +107,13 @@ class ImplicitLayer(Parameters):
         which the solver begins, e.g. the last result for the same y; it affects the time and not the result. ``theta``
         replaces parameters, e.g. by the output of a network.
         """
-        theta = self.theta | dict(theta or {})
+        theta = {name: ordinary(value) for name, value in (self.theta | dict(theta or {})).items()}
         if unknown := sorted(set(theta) - set(self._names)):
             raise UsageError(f"θ has no parameter {unknown[0]!r}; it has {listed(self._names, 'and')}")
         like = next(iter(theta.values()), y)
         batch = as_batch(ordinary(y)).to(like)
         single = y.ndim == 3
-        with detached():
+        with full_precision(like):
             rows = context_rows(context, len(batch), single, like)
             values = {name: value.detach() for name, value in theta.items()}
             lower = bind(self.problem.restoring, values, image_layout(batch.detach()), rows, self.shape)

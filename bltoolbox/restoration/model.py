@@ -13,17 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 import bltoolbox
 from bltoolbox.bilevel.device import DTYPES
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import detached
+from bltoolbox.bilevel.tensors import detached, full_precision
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import listed
 from bltoolbox.config.reading import PIXELS, THETA, THETA_HEADER, file_size, open_file, parse_json
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
     from bltoolbox.config.registry import Registry
 
-ImageLike = TypeVar("ImageLike", Tensor, np.ndarray)
+ImageLike = TypeVar("ImageLike", Tensor, np.ndarray, Image.Image)
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Model(Shown):
         a single measurement the entry itself. Not differentiable: the result is detached from ``y`` and θ; a call,
         ``model(y)``, and ``module`` are differentiable.
         """
-        with detached():
+        with full_precision(self._reference):
             return self._solve(y, tol, context)
 
     def _solve(
@@ -223,6 +224,17 @@ class Model(Shown):
         """Something of the dtype and the device that are computed with."""
         return next(iter(self.theta.values()))
 
+    @overload
+    def restore(
+        self,
+        image: str | Path,
+        noise: float | str | None = None,
+        *,
+        tol: float | None = None,
+        tile: int | None = None,
+    ) -> Image.Image: ...
+
+    @overload
     def restore(
         self,
         image: ImageLike,
@@ -230,11 +242,21 @@ class Model(Shown):
         *,
         tol: float | None = None,
         tile: int | None = None,
-    ) -> ImageLike:
+    ) -> ImageLike: ...
+
+    def restore(
+        self,
+        image: Any,
+        noise: float | str | None = None,
+        *,
+        tol: float | None = None,
+        tile: int | None = None,
+    ) -> Any:
         """Restore a picture of any size, keeping its kind, dtype and range.
 
-        A NumPy array H×W or H×W×C, or a tensor H×W, C×H×W or B×C×H×W, of uint8, uint16 or floats for [0, 1]; a second
-        or fourth channel is an alpha channel and kept as it is. ``noise`` is the standard deviation for values in
+        A NumPy array H×W or H×W×C, or a tensor H×W, C×H×W or B×C×H×W, of uint8, uint16 or floats for [0, 1]; an image
+        of Pillow, or the path of a file, which becomes one. A second or fourth channel is an alpha channel and kept as
+        it is. ``noise`` is the standard deviation for values in
         [0, 1], "25/255", 25 (of 255) or "auto", which estimates it; the model's own by default. ``tol`` is the root
         mean square distance to the exact minimiser, ``tile`` the side of the tiles in which large pictures are cut.
         Not differentiable: the result is detached.

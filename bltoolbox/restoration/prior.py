@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.implicit import Implicit, minimiser
 from bltoolbox.bilevel.records import Rows, Theta
-from bltoolbox.bilevel.tensors import detached, dot, expand, ordinary
+from bltoolbox.bilevel.tensors import dot, expand, full_precision, ordinary
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layer import Parameters
 from bltoolbox.restoration.layout import image_layout
@@ -63,7 +63,7 @@ class Prior(Parameters):
         batch, theta = image_layout(as_batch(x)), self.theta
         recorded = batch.requires_grad or any(value.requires_grad for value in theta.values())
         if not (torch.is_grad_enabled() and recorded):
-            with detached():
+            with full_precision(batch):
                 batch = ordinary(batch.detach())
                 slope = self.regularizer.gradient(self.regularizer.prepare(theta), batch)
         else:
@@ -83,7 +83,7 @@ class Prior(Parameters):
         if not bool((steps > 0).all()):
             raise BltError(f"a proximal map needs steps greater than 0, not {float(steps.min()):g}")
         method = self.method if tol is None else replace(self.method, tol=tol)
-        with detached():
+        with full_precision(batch):
             values = {name: value.detach() for name, value in theta.items()}
             at = image_layout(batch.detach())
             lower = bind(self.problem, values, at, {"step": steps.detach()})

@@ -130,11 +130,11 @@ def test_methods_that_move_x_approach_it(estimator: HypergradientEstimator) -> N
 def test_nonlinear_data_terms_and_constraints(constraint: Constraint) -> None:
     """For counts ∂²h/∂x∂y depends on x; pixels that a constraint holds do not move with y."""
     clean = noisy(2, SHAPE, noise=0.02)
-    y = (clean - (0.45 if constraint == "nonnegative" else 0.0)).clamp_min(0.0) + 0.02
+    y = (clean - (0.45 if constraint == "nonnegative" else 0.0)).clamp_min(0.0) + 0.04
     v, d = normal(2, *SHAPE, seed=1), 0.01 * normal(2, *SHAPE, seed=2)
 
     problem = variational(Gain(), small_tv(), constraint, 0.5)
-    problem = replace(problem, data_term=Poisson(peak=20, background=0.05))
+    problem = replace(problem, data_term=Poisson(peak=5, background=0.1))
     theta = join(regularizer=initial(small_tv(), SHAPE))
 
     def make(y: Tensor) -> Lower:
