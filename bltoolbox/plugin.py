@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.cache import cache_folder as cache_folder
     from bltoolbox.config.reading import ARRAY_IMAGES as ARRAY_IMAGES
     from bltoolbox.config.reading import DOWNLOAD as DOWNLOAD
+    from bltoolbox.config.reading import GENERATED as GENERATED
     from bltoolbox.config.reading import KERNEL as KERNEL
     from bltoolbox.config.reading import LOG as LOG
     from bltoolbox.config.reading import MASK as MASK
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from bltoolbox.errors import MissingError as MissingError
     from bltoolbox.errors import NumericalError as NumericalError
     from bltoolbox.restoration.layout import image_layout as image_layout
+    from bltoolbox.restoration.layout import to_gray as to_gray
     from bltoolbox.restoration.npy import map_array as map_array
     from bltoolbox.restoration.npy import read_array as read_array
     from bltoolbox.restoration.pictures.files import read_pixels as read_pixels
@@ -182,6 +184,7 @@ _HOME = {
     "bltoolbox.config.reading": (
         "ARRAY_IMAGES",
         "DOWNLOAD",
+        "GENERATED",
         "FileRefused",
         "KERNEL",
         "LOG",
@@ -196,7 +199,7 @@ _HOME = {
         "read_text",
     ),
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
-    "bltoolbox.restoration.layout": ("image_layout",),
+    "bltoolbox.restoration.layout": ("image_layout", "to_gray"),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),
     "bltoolbox.restoration.pictures.files": ("read_pixels",),
     "bltoolbox.restoration.pictures.images": (

@@ -55,7 +55,7 @@ from bltoolbox.bilevel.tensors import detached
 from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
-from bltoolbox.errors import NumericalError
+from bltoolbox.errors import BltError, NumericalError
 
 #: Accuracy, relative to the first gradient norm, of solves that only determine sizes.
 _ROUGH = 0.1
@@ -261,10 +261,23 @@ class BatchOracle:
                 self._oracle.stores[name].put(samples, part)
         journal.append("accept", None)
 
-    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Effort,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through
-        ``accept``."""
-        return self._oracle.ask("value", lambda: self._value(theta, effort, bound))
+        ``accept``. With ``towards``, solves start between the warm starts and the solutions of that value."""
+
+        def compute() -> Value:
+            with self._starting(towards, fraction):
+                return self._value(theta, effort, bound)
+
+        return self._oracle.ask("value", compute)
 
     def hypergradient(
         self, theta: Theta, effort: Effort, adjoint: Effort, *, bound: bool = False, together: bool = False
@@ -334,6 +347,18 @@ class BatchOracle:
         with share.hosting(oracle.ranks, kinds, keep):
             yield
 
+    @contextmanager
+    def _starting(self, towards: Value | None, fraction: float) -> Iterator[None]:
+        """Have x + fraction·(x⁺ − x) as warm starts, where x⁺ are the solutions of an earlier value; then x again."""
+        stores, trial = self._oracle.stores, towards.trial if towards is not None else None
+        names = {name: None for _, rows in trial or () for name in rows}
+        for samples, rows in trial or ():
+            for name, part in rows.items():
+                stores[name].put(samples, torch.lerp(stores[name].get(samples, part), part, fraction))
+        yield
+        for name in names:
+            stores[name].undo()
+
     def _like(self, store: str) -> Tensor:
         """An empty tensor of the rows of a store."""
         tasks = self._oracle.tasks
@@ -386,6 +411,7 @@ class BatchOracle:
         self, theta: Theta, effort: Effort, adjoint: Effort, bound: bool, together: bool
     ) -> HypergradientResult:
         oracle = self._oracle
+        _require_simultaneous(oracle.hypergradient, together)
         certificate, (memory, kept) = oracle.new_certificate(together), oracle.kept(theta)
         gives_adjoint = oracle.hypergradient.gives_adjoint and not together
         differentiate = Differentiator(oracle, memory, effort, adjoint, together)
@@ -453,6 +479,15 @@ class BatchOracle:
             return chunk.lower.mu
         tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
         return estimate_mu(chunk.lower, solution.x)
+
+
+def _require_simultaneous(hypergradient: HypergradientEstimator, together: bool) -> None:
+    if together and not (hypergradient.simultaneous or hypergradient.moves_x):
+        name = type(hypergradient).__name__
+        raise BltError(
+            f"hypergradient {name} cannot form z from the iterates of the previous step, so x and the adjoint cannot be"
+            " updated simultaneously; use cg-ift, minres or neumann, or update them in turn"
+        )
 
 
 def _unless_failed(tally: Tally) -> Tally:

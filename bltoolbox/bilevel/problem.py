@@ -170,6 +170,12 @@ class Lower(ABC):
             total = (weights * self.at_theta(leaves).energy(x.detach())).sum()
         return gradients_of(total, leaves)
 
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        """∂_θ h_i(x_i, θ) of each task separately, with a leading task dimension."""
+        self.counter.theta_gradients += len(x)
+        rows = rows_of(lambda theta: self.at_theta(theta).energy(x.detach()), self.theta)
+        return {name: part.detach() for name, part in rows.items()}
+
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         """⟨∇_x h_i(x_i, θ), q_i⟩, shape (B,), differentiable in θ and linear in q."""
         with torch.enable_grad():
@@ -346,6 +352,12 @@ class Tilted(Lower):
         for name, part in self.upper.theta_gradient(x, weights * self.weight).items():
             gradient[name] = gradient[name] + part
         return gradient
+
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        rows = self.lower.theta_gradient_each(x)
+        for name, part in self.upper.theta_gradient_each(x).items():
+            rows[name] = rows[name] + expand(self.weight, part) * part
+        return rows
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         if self.upper.depends_on_theta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,10 @@ class Counter:
             return self
         return self.parts.setdefault(blocks, Counter())
 
+    def copy(self) -> Counter:
+        """The counts as they are now."""
+        return replace(self, parts={blocks: part.copy() for blocks, part in self.parts.items()})
+
     def collect(self) -> Cost:
         """The counts since the last call."""
         counts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "parts"}
@@ -186,7 +190,7 @@ class Solution:
     distance: Tensor
     iterations: Tensor
     status: tuple[Status, ...]
-    #: The last state of the solver for each sample, in their order; only where it was asked for.
+    #: The last state of the solver for each sample, in their order; only if it was requested.
     state: Any = field(default=None, repr=False, compare=False)
 
 

@@ -129,6 +129,11 @@ class Store:
             self.slot, self.known, self._dirty = self._before
         self.commit()
 
+    def undo(self) -> None:
+        """Discard what the transaction has written so far, and continue it."""
+        self.rollback()
+        self.begin()
+
     def changed(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and rows (on the CPU) written since the last ``mark_saved``, a part at a time."""
         return self._parts(self._dirty)

@@ -50,8 +50,8 @@ def evaluate(
     if len(targets) != 1:
         raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
-    found = _measure(targets[0], overrides, pick_listed(metric, DECIDING), registry)
-    if not (metrics := found.metrics):
+    evaluation = _measure(targets[0], overrides, pick_listed(metric, DECIDING), registry)
+    if not (metrics := evaluation.metrics):
         raise UsageError(
             "the true images of the evaluation data are not known, so that nothing can be measured; use --metric loss"
         )
@@ -59,36 +59,39 @@ def evaluate(
         print_json(
             {
                 "model": targets[0],
-                **_facts(found, None),
-                "iterations": found.iterations,
-                "images": _images(found),
+                **_facts(evaluation, None),
+                "iterations": evaluation.iterations,
+                "images": _images(evaluation),
             }
         )
         return
-    heading = [name for one in metrics for name in (f"{one.label} before", one.label, "change")]
+    heading = [name for measure in metrics for name in (f"{measure.label} before", measure.label, "change")]
     table = [("image", *heading)]
     for label, facts in [
-        *((image["image"], image) for image in _images(found)),
-        ("mean", _facts(found, None)),
+        *((image["image"], image) for image in _images(evaluation)),
+        ("mean", _facts(evaluation, None)),
     ]:
-        pairs = [(one, facts[f"{one.name}_before"], facts[one.name]) for one in metrics]
-        cells = [(one.number(a), one.number(b), one.number(b - a, sign=True)) for one, a, b in pairs]
+        pairs = [(measure, facts[f"{measure.name}_before"], facts[measure.name]) for measure in metrics]
+        cells = [
+            (measure.number(a), measure.number(b), measure.number(b - a, sign=True))
+            for measure, a, b in pairs
+        ]
         table.append((label, *(cell for triple in cells for cell in triple)))
-    print_rows(table, title=", ".join(one.title for one in metrics))
+    print_rows(table, title=", ".join(measure.title for measure in metrics))
 
 
-def _facts(found: Evaluation, number: int | None) -> dict[str, Any]:
+def _facts(evaluation: Evaluation, number: int | None) -> dict[str, Any]:
     """The metrics of one image, or their means, by the names that JSON gives them."""
     facts: dict[str, Any] = {}
-    for metric in found.metrics:
-        pair = found.before[metric.name], found.after[metric.name]
+    for metric in evaluation.metrics:
+        pair = evaluation.before[metric.name], evaluation.after[metric.name]
         before, after = (sum(each) / len(each) if number is None else each[number] for each in pair)
         facts |= {f"{metric.name}_before": before, metric.name: after}
     return facts
 
 
-def _images(found: Evaluation) -> list[dict[str, Any]]:
-    return [{"image": label, **_facts(found, number)} for number, label in enumerate(found.labels)]
+def _images(evaluation: Evaluation) -> list[dict[str, Any]]:
+    return [{"image": label, **_facts(evaluation, number)} for number, label in enumerate(evaluation.labels)]
 
 
 def _measure(

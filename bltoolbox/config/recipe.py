@@ -57,7 +57,7 @@ class Recipe(Shown):
 
     Args:
         version: Version of the recipe format; newer versions than this toolbox knows are refused.
-        variant: The variant of a recipe that has several, or any label by which to tell a run from others.
+        variant: The variant of a recipe that has several, or any label that distinguishes a run from others.
         seed: Seed of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
         device: Where to compute: auto, cpu, cuda or cuda:1.
@@ -76,10 +76,10 @@ class Recipe(Shown):
         init: A saved θ to start from.
         freeze: Sections whose parameters stay as they are while the others are learned, e.g. [regularizer].
         baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
-            one. If operator or data term have parameters, it uses those that one would choose without learning.
+            one. If the operator or the data term has parameters, the baseline uses their standard values.
         lower_solver: How x̃ ≈ argmin h is computed.
-        evaluation_solver: The same for everything that is not a step of training: checks, evaluation, baseline,
-            restoring pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
+        evaluation_solver: The solver for everything except training steps: checks, evaluation, baseline, restoring
+            pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
         hypergradient: How z ≈ ∇f is computed.
         sampler: Which training images enter a step.
         upper_optimizer: How θ moves.

@@ -111,17 +111,22 @@ class Registry:
 
     def __init__(self, plugins: Iterable[Plugin], components: Iterable[Registered]) -> None:
         self._plugins = sorted(plugins, key=lambda plugin: (plugin.distribution, plugin.name))
-        self._found: dict[tuple[str, str], list[Registered]] = {}
+        self._components: dict[tuple[str, str], list[Registered]] = {}
         for registered in components:
-            self._found.setdefault((registered.kind, registered.name), []).append(registered)
+            self._components.setdefault((registered.kind, registered.name), []).append(registered)
 
     def plugins(self) -> list[Plugin]:
         return list(self._plugins)
 
     def of(self, plugin: Plugin) -> list[Registered]:
         """All components that a plugin offers, clashing or not."""
-        everything = [one for group in self._found.values() for one in group if one.plugin == plugin]
-        return sorted(everything, key=lambda one: (KINDS.index(one.kind), one.name))
+        everything = [
+            registered
+            for group in self._components.values()
+            for registered in group
+            if registered.plugin == plugin
+        ]
+        return sorted(everything, key=lambda registered: (KINDS.index(registered.kind), registered.name))
 
     def build(self, block: Block) -> Any:
         """Import the class that a block names and make the component, and those nested in it."""
@@ -137,7 +142,7 @@ class Registry:
 
     def clash(self, registered: Registered) -> str:
         """A sentence if more than one plugin offers this kind and name, else nothing."""
-        group = self._found[registered.kind, registered.name]
+        group = self._components[registered.kind, registered.name]
         return self._clash(group) if len(group) > 1 else ""
 
     def components(self, kind: str | None = None) -> list[Registered]:
@@ -145,8 +150,8 @@ class Registry:
         if kind is not None and kind not in KINDS:
             hint = did_you_mean(kind, KINDS)
             raise UsageError(f"{kind!r} is not a kind of component{hint} (kinds: {', '.join(KINDS)})")
-        found = [group[0] for group in self._found.values() if len(group) == 1]
-        chosen = [registered for registered in found if kind in (None, registered.kind)]
+        unique = [group[0] for group in self._components.values() if len(group) == 1]
+        chosen = [registered for registered in unique if kind in (None, registered.kind)]
         return sorted(chosen, key=lambda registered: (KINDS.index(registered.kind), registered.name))
 
     def get(self, kind: str, name: str) -> Registered:
@@ -154,7 +159,7 @@ class Registry:
         if (kind, name) in STAND_INS:
             core = Plugin("core", PROJECT, "", PROJECT)
             return Registered(STAND_INS[kind, name], core.distribution, core.version, core)
-        group = self._found.get((kind, name), [])
+        group = self._components.get((kind, name), [])
         if len(group) > 1:
             raise MissingError(self._clash(group))
         if not group:
@@ -168,19 +173,19 @@ class Registry:
             if kind not in KINDS:
                 self.components(kind)  # raises, with the kinds to choose from
             return self.get(kind, name)
-        kinds = [kind for kind, known in self._found if known == name]
+        kinds = [kind for kind, other in self._components if other == name]
         if len(kinds) > 1:
             choices = " or ".join(f"{kind}/{name}" for kind in kinds)
             raise UsageError(f"{name!r} is the name of more than one component; use {choices}")
         if not kinds:
-            hint = did_you_mean(name, [known for _, known in self._found])
+            hint = did_you_mean(name, [other for _, other in self._components])
             raise MissingError(f"{name!r} is not a registered component{hint} (blt list){self._broken()}")
         return self.get(kinds[0], name)
 
     def warnings(self) -> list[str]:
         """One sentence for each plugin that is broken and each clash."""
         broken = [plugin for plugin in self._plugins if plugin.status == "broken"]
-        clashes = [group for group in self._found.values() if len(group) > 1]
+        clashes = [group for group in self._components.values() if len(group) > 1]
         sentences = [f"{plugin.origin} is not used: {plugin.reason}" for plugin in broken]
         return sentences + [self._clash(group) for group in clashes]
 
@@ -192,8 +197,8 @@ class Registry:
         )
 
     def _unknown(self, kind: str, name: str) -> str:
-        elsewhere = [other for other, known in self._found if known == name]
-        same_kind = [known for other, known in self._found if other == kind]
+        elsewhere = [other for other, offered in self._components if offered == name]
+        same_kind = [offered for other, offered in self._components if other == kind]
         hint = f"; it is of kind {elsewhere[0]}" if elsewhere else did_you_mean(name, same_kind)
         return f"{name!r} is not a registered {kind}{hint} (blt list {kind}){self._broken()}"
 
@@ -250,7 +255,9 @@ def _enter(
         plugins.append(replace(plugin, status="broken", reason=reason_of(error)))
     else:
         plugins.append(plugin)
-        components += [Registered(one, plugin.distribution, plugin.version, plugin) for one in offered]
+        components += [
+            Registered(component, plugin.distribution, plugin.version, plugin) for component in offered
+        ]
 
 
 class _Refused(Exception):
@@ -275,25 +282,29 @@ def _offered(manager: pluggy.PluginManager, plugin: Plugin, loaded: Any) -> list
     if isinstance(result, Component | str) or not isinstance(result, Iterable):
         raise _Refused(f"blt_components() must return a list of Component, not {_a(result)}")
     offered = list(result)
-    for one in offered:
-        _check(one)
+    for component in offered:
+        _check(component)
     return offered
 
 
-def _check(one: Any) -> None:
-    if not isinstance(one, Component):
-        raise _Refused(f"blt_components() must return a list of Component, but an item is {_a(one)}")
+def _check(component: Any) -> None:
+    if not isinstance(component, Component):
+        raise _Refused(f"blt_components() must return a list of Component, but an item is {_a(component)}")
     for field in ("kind", "name", "target", "summary"):
-        if not isinstance(getattr(one, field), str):
-            raise _Refused(f"the {field} of a Component must be text, not {getattr(one, field)!r}")
-    if one.kind not in KINDS:
-        raise _Refused(f"{one.kind!r} is not a kind of component{did_you_mean(one.kind, KINDS)}")
-    if not NAME.fullmatch(one.name):
-        raise _Refused(f"the component name {one.name!r} is not of the form 'my-name'")
-    if (one.kind, one.name) in STAND_INS:
-        raise _Refused(f"the name {one.name!r} stands for data that are given from Python; choose another")
-    if not TARGET.fullmatch(one.target):
-        raise _Refused(f"the target {one.target!r} of {one.name!r} is not of the form 'package.module:Class'")
+        if not isinstance(getattr(component, field), str):
+            raise _Refused(f"the {field} of a Component must be text, not {getattr(component, field)!r}")
+    if component.kind not in KINDS:
+        raise _Refused(f"{component.kind!r} is not a kind of component{did_you_mean(component.kind, KINDS)}")
+    if not NAME.fullmatch(component.name):
+        raise _Refused(f"the component name {component.name!r} is not of the form 'my-name'")
+    if (component.kind, component.name) in STAND_INS:
+        raise _Refused(
+            f"the name {component.name!r} stands for data that are given from Python; choose another"
+        )
+    if not TARGET.fullmatch(component.target):
+        raise _Refused(
+            f"the target {component.target!r} of {component.name!r} is not of the form 'package.module:Class'"
+        )
 
 
 def _a(value: object) -> str:

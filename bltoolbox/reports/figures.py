@@ -147,18 +147,18 @@ def filters(result: RunResult) -> Figure | None:
 
 def maps(result: RunResult) -> Figure | None:
     """The pictures that operator and data term make of θ, e.g. a kernel or a sampling pattern: one row each."""
-    found = shown_parameters(result.model.problem, result.model.prepared)
-    if not found:
+    parameters = shown_parameters(result.model.problem, result.model.prepared)
+    if not parameters:
         return None
-    columns = max(len(one.values) for one in found)
-    figure = _figure(2.6 * columns, 2.9 * len(found))
-    axes = figure.subplots(len(found), columns, squeeze=False)
+    columns = max(len(parameter.values) for parameter in parameters)
+    figure = _figure(2.6 * columns, 2.9 * len(parameters))
+    axes = figure.subplots(len(parameters), columns, squeeze=False)
     for cell in axes.flat:
         cell.axis("off")
-    for row, one in zip(axes, found, strict=True):
-        for cell, picture in zip(row, one.shades, strict=False):
+    for row, parameter in zip(axes, parameters, strict=True):
+        for cell, picture in zip(row, parameter.shades, strict=False):
             _show(cell, picture)
-        row[0].set_title(f"{one.caption}\n{one.scale}", fontsize=8, color=_INK, loc="left")
+        row[0].set_title(f"{parameter.caption}\n{parameter.scale}", fontsize=8, color=_INK, loc="left")
     return figure
 
 

@@ -105,15 +105,18 @@ def page() -> str:
 def _settings() -> Iterator[tuple[str, type]]:
     """The nested settings of a recipe, by their key."""
     annotations = inspect.get_annotations(recipe.Recipe, eval_str=True)
-    for known in describe(recipe.Recipe).parameters:
-        for cls in settings_classes(annotations[known.name]):
-            yield known.name, cls
+    for parameter in describe(recipe.Recipe).parameters:
+        for cls in settings_classes(annotations[parameter.name]):
+            yield parameter.name, cls
 
 
 def _table(parameters: Sequence[Parameter], prefix: str = "") -> str:
     return table(
         ("key", "type", "default", "meaning"),
-        [(code(prefix + one.name), kind(one.type), default(one), sentence(one.doc)) for one in parameters],
+        [
+            (code(prefix + parameter.name), kind(parameter.type), default(parameter), sentence(parameter.doc))
+            for parameter in parameters
+        ],
     )
 
 

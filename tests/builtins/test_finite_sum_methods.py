@@ -27,6 +27,7 @@ from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Ask, Batch, Counter, Steps, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, Problem
+from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import NumericalError
 from bltoolbox.testing.finite_sum import SumTasks, make_sum_oracle, quadratic_sum
 
@@ -321,6 +322,32 @@ def test_a_step_of_soba_costs_one_block() -> None:
     assert cost.gradients == cost.hessian_products == cost.mixed_products == share
     assert cost.lower_iterations == cost.linear_iterations == share and cost.slowest == 2 * share
     assert cost.computations == 1.5
+
+
+@pytest.mark.parametrize("method", [SOBA, SABA, AmIGO, StocBiO])
+@pytest.mark.parametrize("failure", [NumericalError("too late"), Interrupted(2)], ids=["fails", "interrupted"])
+def test_a_call_that_fails_costs_what_it_computed(
+    method: type[HypergradientEstimator], failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch([0, 1, 2], [1.0] * 3)
+    whole = make_sum_oracle(SUMS, GradientDescent(), method())
+    whole.on(batch).hypergradient(THETA, ANY, ANY)
+    failing = make_sum_oracle(SUMS, GradientDescent(), method())
+    estimate = method.estimate
+
+    def fail(self: HypergradientEstimator, ask: Ask) -> None:
+        estimate(self, ask)
+        raise failure
+
+    monkeypatch.setattr(method, "estimate", fail)
+    with pytest.raises(type(failure)):
+        failing.on(batch).hypergradient(THETA, ANY, ANY)
+    spent = failing.interrupted if isinstance(failure, Interrupted) else failing.cost
+    for name in ("gradients", "hessian_products"):
+        assert getattr(spent, name) == getattr(whole.cost, name)
+    # How many of its gradients a failed call would have called iterations, nobody knows: all of them count.
+    assert spent.lower_iterations == spent.gradients >= whole.cost.lower_iterations > 0
+    assert spent.linear_iterations == spent.hessian_products
 
 
 def test_a_requested_number_of_iterations_is_used() -> None:

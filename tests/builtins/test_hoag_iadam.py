@@ -84,7 +84,15 @@ class Parabola:
         wrong = exact + self.error * tol
         return Value(wrong, wrong - abs(self.error) * tol, wrong + abs(self.error) * tol, True, tol, 1.0)
 
-    def value(self, theta: Theta, effort: Accuracy, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Accuracy,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         self.asked.append(("value", effort.tol))
         return self._value(theta, effort.tol)
 

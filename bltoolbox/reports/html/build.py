@@ -44,13 +44,13 @@ def write_report(
         missing.append(f"images and filters are shown for at most {_MAX_RUNS} runs; there are {len(runs)}")
         pictures = [Pictures() for _ in runs]
     else:
-        pictures = [collect(one.run, images, registry) for one in runs]
+        pictures = [collect(facts.run, images, registry) for facts in runs]
     _save(out, build_page(runs, pictures, missing))
     several = len(runs) > 1
     notes = [
-        f"{one.label}: {note}" if several else note
-        for one, seen in zip(runs, pictures, strict=True)
-        for note in [*one.notes(), *seen.notes]
+        f"{facts.label}: {note}" if several else note
+        for facts, seen in zip(runs, pictures, strict=True)
+        for note in [*facts.notes(), *seen.notes]
     ]
     return [*missing, *notes]
 

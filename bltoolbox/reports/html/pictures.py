@@ -218,18 +218,18 @@ def _scenes(result: RunResult) -> list[Scene]:
     names = {"baseline": f"{block.name}, tuned"} if block else {}
     scenes = []
     variants: list[_State]
-    for number, one in enumerate(evaluation.images):
+    for number, restored in enumerate(evaluation.images):
         start, learned = evaluation.values_of(number)
-        variants = [("measured", one.start, start)]
+        variants = [("measured", restored.start, start)]
         if baseline is not None and number < len(baseline.images):
             variants.append(("baseline", baseline.images[number].x, baseline.values_of(number)[1]))
-        variants += [("learned", one.x, learned), *_true(one)]
+        variants += [("learned", restored.x, learned), *_true(restored)]
         scenes.append(_scene(evaluation.labels[number], variants, names, evaluation.range))
     return scenes
 
 
-def _true(one: Restored) -> list[_State]:
-    return [] if one.x_true is None else [("clean", one.x_true, {})]
+def _true(restored: Restored) -> list[_State]:
+    return [] if restored.x_true is None else [("clean", restored.x_true, {})]
 
 
 def _scene(label: str, variants: Sequence[_State], names: dict[str, str], span: Range) -> Scene:

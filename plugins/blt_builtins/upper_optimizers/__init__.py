@@ -41,4 +41,10 @@ def blt_components() -> list[Component]:
             "blt_builtins.upper_optimizers.hoag:HOAG",
             "Descent with a fixed sequence of accuracies and an adaptive step; needs all data, no bounds.",
         ),
+        Component(
+            "upper_optimizer",
+            "single-loop",
+            "blt_builtins.upper_optimizers.single_loop:SingleLoop",
+            "A few warm iterations on x and on the adjoint per step, whatever accuracy that gives.",
+        ),
     ]
