@@ -325,7 +325,9 @@ def test_a_step_of_soba_costs_one_block() -> None:
 
 
 @pytest.mark.parametrize("method", [SOBA, SABA, AmIGO, StocBiO])
-@pytest.mark.parametrize("failure", [NumericalError("too late"), Interrupted(2)], ids=["fails", "interrupted"])
+@pytest.mark.parametrize(
+    "failure", [NumericalError("too late"), Interrupted(2)], ids=["fails", "interrupted"]
+)
 def test_a_call_that_fails_costs_what_it_computed(
     method: type[HypergradientEstimator], failure: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:

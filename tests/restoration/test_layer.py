@@ -83,6 +83,18 @@ def test_any_hypergradient_that_fits(hypergradient: Any) -> None:
     assert check_gradients(layer(settings, hypergradient=hypergradient, **EXACT), measurements())
 
 
+def test_a_hypergradient_from_gradients_alone() -> None:
+    """f2sa minimises h ± ⟨v, x⟩/λ; its error is O(1/λ²)."""
+    y, grads = measurements(), []
+    for choice in ("cg-ift", {"name": "f2sa", "penalty": 1000.0, "difference": "central"}):
+        at = y.clone().requires_grad_()
+        module = layer(recipe(), hypergradient=choice, tol=1e-8, adjoint_tol=1e-6)
+        module(at).square().sum().backward()
+        grads.append([at.grad, *(value.grad for value in module.parameters())])
+    for exact, found in zip(*grads, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-4)
+
+
 def test_a_regularizer_that_is_not_smooth() -> None:
     """It is differentiated by piggyback; ∂x̂/∂y of a shift of all pixels is that shift."""
     settings = recipe(regularizer="tv-nonsmooth", lower_solver="pdhg", hypergradient="piggyback")
