@@ -9,6 +9,8 @@ Reference: Tachella et al., *DeepInverse: a Python package for solving imaging i
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -72,28 +74,42 @@ def _classes() -> tuple[type[Any], type[Any]]:
             self.layer = layer
 
         def forward(self, y: Tensor, physics: Any = None, **options: Any) -> Tensor:
-            layer = self.layer
             if physics is None:
-                return layer(y)
-            return layer.with_operator(PhysicsOperator(physics))(y)
+                return self.layer(y)
+            operator = PhysicsOperator(physics, y.shape[1:])
+            return self.layer.with_operator(operator)(y.reshape(len(y), *operator.shape))
 
     return LearnedPrior, LearnedReconstructor
 
 
 class PhysicsOperator(Operator):
-    """A linear physics of deepinv as it is; ‖A‖ is unknown, so that solvers search for a step."""
+    """A linear physics of deepinv as it is; ‖A‖ is unknown, so that solvers search for a step.
 
-    def __init__(self, physics: Any) -> None:
+    Measurements of ``own`` shape that are not images are arranged as images of one row.
+    """
+
+    def __init__(self, physics: Any, own: Sequence[int]) -> None:
+        name = type(physics).__name__
         if not hasattr(physics, "A_adjoint"):
-            raise BltError(f"{type(physics).__name__} has no adjoint; a linear physics is needed")
+            raise BltError(f"{name} has no adjoint; a linear physics is needed")
+        for part in ("mask", "filter"):
+            # Samples leave the batch when they are solved, and a part of a physics cannot be taken.
+            if (
+                isinstance(entry := getattr(physics, part, None), Tensor)
+                and entry.ndim > 3
+                and len(entry) > 1
+            ):
+                raise BltError(f"{name} has a {part} for each sample; reconstruct them one by one")
         self.physics = physics
+        self.own = tuple(own)
+        self.shape = self.own if len(own) == 3 else (1, 1, math.prod(own))
 
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         t: Tensor = self.physics.A(x)
-        return t
+        return t.reshape(len(x), *self.shape)
 
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        x: Tensor = self.physics.A_adjoint(y)
+        x: Tensor = self.physics.A_adjoint(y.reshape(len(y), *self.own))
         return x
 
     def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
