@@ -28,14 +28,15 @@ from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import MissingError, UsageError
 from bltoolbox.reports.notebook import progress as progress_display
 from bltoolbox.reports.writer import ReportWriter
-from bltoolbox.restoration.evaluation import absolute
 from bltoolbox.restoration.from_recipe import build_evaluation_solver, build_problem
 from bltoolbox.restoration.given import as_data, stand_in
 from bltoolbox.restoration.layer import Choice, ImplicitLayer, method_for
-from bltoolbox.restoration.model import Model, read_theta
+from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.results import RunResult
 from bltoolbox.restoration.roles import Data
+from bltoolbox.restoration.shipped import shipped_models
 from bltoolbox.restoration.theta import upgraded
+from bltoolbox.restoration.theta_file import read_theta
 from bltoolbox.restoration.usable import initial_theta
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.training.assemble import assemble as assemble_recipe
@@ -149,9 +150,9 @@ def layer(
 ) -> ImplicitLayer:
     """y ↦ x̂ as an ``nn.Module`` that is differentiable in θ, y and the parameters of operator and data term.
 
-    ``source`` is a model, a recipe (its components, not its data), or a problem with a ``solver``. ``theta`` replaces
-    the parameters of the model or the initial ones of the recipe, all or some by their names; an ``nn.Parameter`` is
-    used as it is, other tensors are copied.
+    ``source`` is a model, its file or run directory, a recipe (its components, not its data), or a problem with a
+    ``solver``. ``theta`` replaces the parameters of the model or the initial ones of the recipe, all or some by their
+    names; an ``nn.Parameter`` is used as it is, other tensors are copied.
 
     ``hypergradient`` is how backward passes are computed: the name of a component, a mapping with its options, or a
     component; ``cg-ift`` by default, or ``piggyback`` where the regularizer is not smooth. ``tol`` is the distance of
@@ -170,8 +171,10 @@ def layer(
             raise UsageError(
                 "a problem alone has neither solver nor θ; give solver=… and theta=…, or a model"
             )
-        options |= {"tol": tol or absolute(_TOL, source), "iteration_limit": iteration_limit or _LIMIT}
+        options |= {"tol": tol or _TOL * source.unit, "iteration_limit": iteration_limit or _LIMIT}
         return ImplicitLayer(source, method_for(source, solver, **options), theta, shape)
+    if isinstance(source, str | Path) and _is_model(source):
+        source = Model.load(source, registry=registry)
     model = source if isinstance(source, Model) else _initial_model(source, registry, shape)
     if unknown := sorted(set(theta or {}) - set(model.theta)):
         raise UsageError(f"θ has no parameter {unknown[0]!r}; it has {', '.join(model.theta)}")
@@ -184,6 +187,11 @@ def _initial_model(source: GivenRecipe, registry: Registry, shape: Sequence[int]
     if isinstance(source, Mapping):
         source = {"budget": {"steps": 1}} | dict(source)  # not needed here
     recipe = source if isinstance(source, Recipe) else load_recipe(source, (), registry, data_given=True)
+    if not recipe.of_images:
+        name = recipe.problem.name
+        raise UsageError(
+            f"a layer is made of operator, data term and regularizer, which problem {name!r} has not"
+        )
     problem = build_problem(recipe, registry)
     if recipe.init is None:
         theta = initial_theta(problem, recipe.color, recipe.seed, shape)
@@ -193,6 +201,12 @@ def _initial_model(source: GivenRecipe, registry: Registry, shape: Sequence[int]
     theta = {name: value.to(place, dtype) for name, value in theta.items()}
     solver = build_evaluation_solver(recipe, registry)
     return Model(problem, solver, theta, recipe, None if shape is None else tuple(shape))
+
+
+def _is_model(source: str | Path) -> bool:
+    """Whether a text or a path names a θ file, a run directory or a shipped model rather than a recipe."""
+    path = Path(source)
+    return path.is_dir() or path.suffix == ".safetensors" or str(source) in shipped_models()
 
 
 def _registry(plugins: Plugins) -> Registry:

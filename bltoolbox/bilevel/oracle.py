@@ -33,7 +33,7 @@ from bltoolbox.bilevel.journal import SOLUTIONS, Journal, Trial
 from bltoolbox.bilevel.kept import MEMORY, SOLVER, Kept
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.penalty import add_penalty, penalty_at, penalty_gradient
-from bltoolbox.bilevel.problem import Lower, Tasks
+from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import (
     Accuracy,
     Batch,
@@ -51,6 +51,7 @@ from bltoolbox.bilevel.records import (
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver, Problem
 from bltoolbox.bilevel.share import Share, divide
 from bltoolbox.bilevel.tally import Chunk, Slowest, Tally, merge
+from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -498,32 +497,3 @@ class WithInputs(Lower):
 
     def embed(self, v: Tensor) -> Tensor:
         return self.lower.embed(v)
-
-
-class BoundTasks(Protocol):
-    """Tasks at one θ."""
-
-    def on(self, ids: Sequence[int]) -> tuple[Lower, Upper]:
-        """The lower level and the loss of the tasks ``ids``."""
-        ...
-
-
-class Tasks(Protocol):
-    """The tasks of one split, addressed by number."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the x of one task."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def __len__(self) -> int: ...
-
-    def at(self, theta: Theta, counter: Counter) -> BoundTasks:
-        """The tasks bound to θ; constants are computed once and shared by all chunks."""
-        ...

@@ -34,7 +34,8 @@ from bltoolbox.bilevel.records import (
 )
 
 if TYPE_CHECKING:
-    from bltoolbox.bilevel.problem import Lower, Tasks, Upper
+    from bltoolbox.bilevel.problem import Lower, Upper
+    from bltoolbox.bilevel.tasks import Tasks
 
 
 class Role(ABC):
@@ -127,19 +128,32 @@ class Parametric(Role):
 class Problem(Role):
     """The source of tasks: h_i and g_i for every split, and the θ that they share.
 
-    Accuracies of the upper level are relative to ``loss_scale``, the ``scale`` of its losses.
+    A task is one lower-level problem: a picture to reconstruct, a fold of a cross-validation, a few-shot problem.
+    ``metrics`` are what its tasks measure, each a ``Metric`` by its name; the first decides which θ is best unless the
+    recipe names another one. ``loss``, the mean of the upper loss, is always among them.
+
+    Accuracies of the upper level are relative to ``loss_scale``, the ``scale`` of its losses; those of evaluations to
+    ``unit``, the size of x. ``from_sections`` is only for the problem of the toolbox that is made of the sections of a
+    recipe for images, instead of options of its own.
     """
 
     kind = "problem"
     loss_scale: float = 1.0
+    unit: float = 1.0
+    metrics: ClassVar[Mapping[str, Any]] = {}
+    from_sections: ClassVar[bool] = False
 
     @abstractmethod
     def init_params(self, generator: torch.Generator) -> dict[str, Tensor]:
         """The initial parameters, as float64 CPU tensors."""
 
     @abstractmethod
-    def tasks(self, split: str) -> Tasks | None:
-        """The tasks of a split, ``training``, ``validation`` or ``evaluation``; None if there are none."""
+    def tasks(self, split: str, like: Tensor) -> Tasks | None:
+        """The tasks of a split, ``training``, ``validation`` or ``evaluation``; None if there are none.
+
+        Their tensors have the dtype and the device of ``like``. Data that are drawn depend on options alone, so that
+        every call returns the same tasks.
+        """
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         """The nearest admissible θ."""

@@ -101,22 +101,37 @@ def _check_components(components: Sequence[Registered], registry: Registry, quie
         if not quiet:
             _print_component(f"{component.kind}/{component.name}", width, results)
     if components and not quiet:
-        bad = {(outcome.kind, outcome.name) for outcome in outcomes if outcome.status == "failed"}
-        say(f"{len(components) - len(bad)} of {len(components)} components conform")
+        say(_summary(outcomes, len(components)))
     return outcomes
 
 
+def _summary(outcomes: Sequence[Outcome], count: int) -> str:
+    """How many components conform, and how many of them only as far as could be tested."""
+    bad, open_ = (
+        {(outcome.kind, outcome.name) for outcome in outcomes if outcome.status == status}
+        for status in ("failed", "unverified")
+    )
+    aside = f", {len(open_ - bad)} of them not verified" if open_ - bad else ""
+    return f"{count - len(bad)} of {count} components conform{aside}"
+
+
 def _print_component(name: str, width: int, outcomes: Sequence[Outcome]) -> None:
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    failed, unverified = (
+        [outcome for outcome in outcomes if outcome.status == status] for status in ("failed", "unverified")
+    )
     skipped = sum(outcome.status == "skipped" for outcome in outcomes)
-    tried = len(outcomes) - skipped
+    tried = len(outcomes) - skipped - len(unverified)
     aside = f" ({skipped} do not apply)" if skipped else ""
-    if not failed:
-        show(f"✓ {name:{width}}  {tried} properties{aside}", lines=True)
-        return
-    show(f"✗ {name:{width}}  {len(failed)} of {tried} properties fail{aside}", lines=True)
+    mark, verdict = "✓", f"{tried} properties"
+    if failed:
+        mark, verdict = "✗", f"{len(failed)} of {tried} properties fail"
+    elif unverified:
+        mark, verdict = "?", f"{tried} properties, {len(unverified)} not verified"
+    show(f"{mark} {name:{width}}  {verdict}{aside}", lines=True)
     for outcome in failed:
         show(f"    {outcome.property}: {outcome.message}", lines=True)
+    for outcome in unverified:
+        show(f"    {outcome.property}: not verified: {outcome.message}", lines=True)
 
 
 def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, quiet: bool) -> RecipeCheck:
@@ -144,7 +159,8 @@ def _print_recipe(source: str, result: RecipeCheck) -> None:
     for link in result.links:
         numbers = f"{link.error:8.1e} of {link.allowed:.0e}"
         show(f"  {link.place:16}  {link.what:{width}}  {numbers}  {_mark(link.ok)}", lines=True)
-    show(f"{_mark(result.passed)} {result.verdict}", lines=True)
+    mark = _mark(result.passed) if result.verified else "?"
+    show(f"{mark} {result.verdict}", lines=True)
 
 
 def _mark(ok: bool) -> str:

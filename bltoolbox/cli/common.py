@@ -40,6 +40,14 @@ Plugins = Annotated[
 RunDirectories = Annotated[
     list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps.")
 ]
+ProblemMetrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="NAMES",
+        help="What to measure, e.g. psnr,ssim,nrmse or loss; default psnr,ssim, or all of a problem without images.",
+    ),
+]
 MetricNames = Annotated[
     str, typer.Option("--metric", metavar="NAMES", help="What to measure, e.g. psnr,ssim,nrmse.")
 ]

@@ -11,6 +11,7 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show, terminal_width
 from bltoolbox.cli.completion import complete_component, complete_kind
 from bltoolbox.config.hooks import KINDS, LISTS
+from bltoolbox.config.problem_keys import LOSS
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registered
@@ -77,6 +78,9 @@ def show_component(
         _print_parameter(parameter)
     if not signature.parameters:
         show("  none", lines=True)
+    if metrics := signature.traits.metrics:
+        show("\nMetrics", bold=True, lines=True)
+        show(f"  {', '.join((*metrics, LOSS))}", lines=True)
     show("\nIn a recipe", bold=True, lines=True)
     show(textwrap.indent(snippet, "  ").rstrip(), lines=True)
     show(f"\nFrom {registered.plugin.origin}, {registered.component.target}", lines=True)

@@ -89,12 +89,11 @@ def _check(
 ) -> tuple[dict[str, Any], BltError | None]:
     """The result as JSON, and the error if there is one."""
     from bltoolbox.config.recipe import load_recipe
-    from bltoolbox.restoration.metrics import deciding
 
     result: dict[str, Any] = {"recipe": source} | ({"variant": variant} if variant else {})
     try:
         chosen = [f"variant={variant}"] if variant else []
-        deciding(load_recipe(source, [*overrides, *chosen], registry))
+        load_recipe(source, [*overrides, *chosen], registry)
     except RecipeError as error:
         problems = [
             {"file": problem.file, "line": problem.line, "column": problem.column, "message": problem.message}

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pluggy
 
+import bltoolbox
 from bltoolbox.config import hooks as hookspecs
 from bltoolbox.config.block import Block
-from bltoolbox.config.hooks import API_VERSION, KINDS, PROJECT, ROLES, STAND_INS, Component
+from bltoolbox.config.hooks import API_VERSION, CORE, KINDS, PROJECT, ROLES, STAND_INS, Component
 from bltoolbox.config.wording import did_you_mean, reason_of
 from bltoolbox.errors import MissingError, UsageError
 
@@ -107,12 +108,14 @@ class Registered:
 
 
 class Registry:
-    """All components that were found, and the plugins they came from."""
+    """All components that were found, and the plugins they came from; those of the toolbox itself are always there."""
 
     def __init__(self, plugins: Iterable[Plugin], components: Iterable[Registered]) -> None:
         self._plugins = sorted(plugins, key=lambda plugin: (plugin.distribution, plugin.name))
         self._components: dict[tuple[str, str], list[Registered]] = {}
-        for registered in components:
+        own = Plugin("core", PROJECT, bltoolbox.__version__, PROJECT)
+        core = [Registered(component, own.distribution, own.version, own) for component in CORE]
+        for registered in (*core, *components):
             self._components.setdefault((registered.kind, registered.name), []).append(registered)
 
     def plugins(self) -> list[Plugin]:

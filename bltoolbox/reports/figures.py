@@ -13,7 +13,8 @@ from torch import Tensor
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import to_unit
 from bltoolbox.restoration.metrics import UNIT, Range
-from bltoolbox.restoration.shown_parameters import shown_parameters
+from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.shown_parameters import shown_filters, shown_parameters
 from bltoolbox.runs.files import write_bytes
 from bltoolbox.runs.metric import Metric
 
@@ -56,7 +57,7 @@ def show_images(result: RunResult) -> Figure:
     figure = restored(result)
     if figure is None:
         raise UsageError(
-            "no images to show: the recipe has no evaluation data; add evaluation: {name: photos}"
+            "no images to show: the recipe has no evaluation images; add evaluation: {name: photos}"
         )
     return figure
 
@@ -107,7 +108,7 @@ def curves(result: RunResult) -> Figure | None:
     left.set_yscale("log")
     left.yaxis.set_major_formatter("{x:g}")
     left.yaxis.set_minor_formatter("{x:g}")
-    left.set_title("training loss  mean ‖x − x*‖²", fontsize=10)
+    left.set_title("training loss", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     for images, label, color in (("validation", "validation", _SECOND), ("evaluation", "test", _ACCENT)):
         name = f"{images}_{result.metric.name}"
@@ -128,9 +129,9 @@ def curves(result: RunResult) -> Figure | None:
 
 
 def filters(result: RunResult) -> Figure | None:
-    """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
+    """The filters of the regularizer, most important first."""
     model = result.model
-    pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
+    pictures = shown_filters(model.problem, model.prepared) if isinstance(model, Model) else None
     if pictures is None:
         return None
     columns = min(len(pictures), 10)
@@ -146,8 +147,9 @@ def filters(result: RunResult) -> Figure | None:
 
 
 def maps(result: RunResult) -> Figure | None:
-    """The pictures that operator and data term make of θ, e.g. a kernel or a sampling pattern: one row each."""
-    parameters = shown_parameters(result.model.problem, result.model.prepared)
+    """The other pictures that components make of θ, e.g. a kernel or a sampling pattern: one row each."""
+    model = result.model
+    parameters = shown_parameters(model.problem, model.prepared) if isinstance(model, Model) else []
     if not parameters:
         return None
     columns = max(len(parameter.values) for parameter in parameters)

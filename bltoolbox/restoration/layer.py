@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -97,7 +98,7 @@ class ImplicitLayer(Parameters):
         self,
         y: Tensor,
         *,
-        context: Mapping[str, Tensor] | None = None,
+        context: Mapping[str, Tensor | np.ndarray[Any, Any]] | None = None,
         start: Tensor | None = None,
         theta: Theta | None = None,
     ) -> Tensor:
@@ -167,13 +168,12 @@ def method_for(
     It is ``cg-ift`` by default, or ``piggyback`` where the regularizer is not smooth. ``adjoint_tol`` is by default
     as small as ``tol`` relative to the range of values, and at most 1e-3.
     """
-    low, high = problem.range
     if not tol > 0 or not (adjoint_tol is None or adjoint_tol > 0):
         raise UsageError("tol and adjoint_tol are distances; give numbers greater than 0")
     estimator = _build(hypergradient, problem.regularizer, registry)
     if misfit := next(_misfits(estimator, problem, solver), None):
         raise UsageError(f"hypergradient {type(estimator).__name__} {misfit}")
-    accuracy = min(_ADJOINT_TOL, tol / (high - low)) if adjoint_tol is None else adjoint_tol
+    accuracy = min(_ADJOINT_TOL, tol / problem.unit) if adjoint_tol is None else adjoint_tol
     return Implicit(solver, estimator, tol, accuracy, iteration_limit)
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.records import Theta
-from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.bilevel.records import Counter, Theta
+from bltoolbox.bilevel.tasks import Tasks
+from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import with_channels
 from bltoolbox.restoration.roles import Regularizer
@@ -40,6 +41,13 @@ def find_flaw(
     ``shape`` where θ is for images of one size. The regularizer's ``constants`` take longer than its energy, so that
     they are not asked for after every step.
     """
+    if (misfit := find_misfit(theta, expected)) is not None:
+        return misfit
+    return _find_overflow(problem, split(theta, "regularizer"), channels, constants, shape)
+
+
+def find_misfit(theta: Theta, expected: Iterable[Theta]) -> str | None:
+    """Why ``theta`` is none of the ``expected`` ones with other values, of one precision and finite; None if it is."""
     found, first = _shapes(theta), None
     for wanted in map(_shapes, expected):
         if found == wanted:
@@ -54,7 +62,20 @@ def find_flaw(
     for name, value in theta.items():
         if bad := int((~torch.isfinite(value)).sum()):
             return f"{bad} of the {value.numel()} entries of {name} are NaN or infinite"
-    return _find_overflow(problem, split(theta, "regularizer"), channels, constants, shape)
+    return None
+
+
+def find_overflow_in_task(tasks: Tasks, theta: Theta, constants: bool) -> str | None:
+    """Which quantity of the first task is not finite at θ; its ``constants`` may be unknown, but are not NaN."""
+    lower, upper = tasks.at(theta, Counter()).on([0])
+    start = lower.start()
+    with detached():
+        found = {"energy": lower.energy(start), "gradient": lower.gradient(start), "loss": upper.value(start)}
+        bad = [name for name, value in found.items() if not bool(torch.isfinite(value).all())]
+        if constants and not bad:
+            bounds = {"Lipschitz constant": lower.lipschitz, "strong convexity": lower.mu}
+            bad = [name for name, value in bounds.items() if bool(torch.isnan(value).any())]
+    return f"the {bad[0]} of the first task is not finite there, so θ is out of range" if bad else None
 
 
 def find_size_misfit(

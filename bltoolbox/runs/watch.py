@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bltoolbox.config.names import CHECKS_LOG, METRICS_LOG, RECIPE_FILE, STATUS_FILE, SWEEP_FILE, TIMINGS_LOG
+from bltoolbox.config.problem_keys import start_noun, task_noun
 from bltoolbox.errors import UsageError
 from bltoolbox.runs.budget import used_after
 from bltoolbox.runs.history import IMAGES, expand, is_run
@@ -68,6 +69,9 @@ class Snapshot:
     #: At the end: label, measured, learned of each evaluation image that was kept.
     images: list[tuple[str, float | None, float | None]] = field(default_factory=list)
     summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    #: What a task is called, and its cold start.
+    noun: str = "image"
+    start: str = "measured"
 
     @property
     def active(self) -> bool:
@@ -76,7 +80,7 @@ class Snapshot:
     @property
     def tested(self) -> dict[str, float]:
         """At the end: the metric of the evaluation images, measured, by the baseline and learned."""
-        parts = {"measured": "before", "baseline": "baseline", "learned": "after"}
+        parts = {self.start: "before", "baseline": "baseline", "learned": "after"}
         values = {
             name: number(self.summary.get(f"{self.metric.name}_{when}")) for name, when in parts.items()
         }
@@ -154,6 +158,8 @@ class Watched:
             iterations=_iterations(last, before),
             images=_images(self.path, metric) if finished else [],
             summary=status,
+            noun=task_noun(self.recipe()),
+            start=start_noun(self.recipe()),
         )
 
     def recipe(self) -> dict[str, Any]:

@@ -117,13 +117,15 @@ def _refuse_other_images(path: Path, experiment: Experiment) -> None:
     before, now = read_environment(path).get("images"), image_sets(experiment)
     if not isinstance(before, dict):
         return
+    of_images = experiment.recipe.of_images
+    noun, same = ("images", "some have other names") if of_images else ("tasks", "their data have changed")
     for name, (count, digest) in now.items():
         known = before.get(name)
         if isinstance(known, list) and len(known) == 2 and known != [count, digest]:
             was = known[0]
-            change = f"there were {was}, now there are {count}" if was != count else "some have other names"
+            change = f"there were {was}, now there are {count}" if was != count else same
             raise BltError(
-                f"the {name} images are not those {path} was started with: {change}; restore them,"
+                f"the {name} {noun} are not those {path} was started with: {change}; restore them,"
                 " or start a new run"
             )
 

@@ -10,6 +10,7 @@ from typing import Any
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits, listed
 from bltoolbox.config.hooks import KINDS, LISTS, PROJECT
+from bltoolbox.config.problem_keys import LOSS
 from bltoolbox.config.registry import Registered, Registry, load_registry
 from bltoolbox.config.signatures import Parameter, Signature, Type
 from bltoolbox.config.yaml_text import dump, dump_inline
@@ -41,6 +42,7 @@ GIVES = {
     "convex": "convexity in x",
     "exact": "an error that vanishes with the tolerance",
     "exact_residual": "a residual that needs no second look",
+    "from_sections": "the sections of a recipe for images",
     "full": "all samples at each step",
     "gives_adjoint": "an adjoint, hence error bounds",
     "handles_constraint": "iterates within a constraint on x",
@@ -221,6 +223,8 @@ def _partners(registered: Registered, registry: Registry) -> Iterator[str]:
     gives += [f"{words(registered.kind, name)} (`{name}`)" for name in names]
     if gives:
         yield f"Offers {listed(gives, 'and')}."
+    if traits.metrics:
+        yield f"Measures {listed([code(metric) for metric in (*traits.metrics, LOSS)], 'and')}."
     if misfits := _misfits(registered, registry):
         yield f"Cannot be combined with {listed(misfits, 'or')}."
 

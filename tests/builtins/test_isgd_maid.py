@@ -109,6 +109,31 @@ class Parabola:
         return dict(theta)
 
 
+class Line(Parabola):
+    """f(θ) = −t, without curvature."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(1))
+
+    def _value(self, theta: Theta, tol: float) -> Value:
+        f = -float(theta["t"])
+        return Value(f, f, f, True, 0.0, 0.0, trial=theta["t"])
+
+    def hypergradient(
+        self, theta: Theta, effort: Accuracy, adjoint: Accuracy, *, bound: bool = False
+    ) -> HypergradientResult:
+        result = super().hypergradient(theta, effort, adjoint, bound=bound)
+        return replace(result, gradient={"t": -torch.ones_like(theta["t"])})
+
+
+def run_on_parabola(optimizer: UpperOptimizer, oracle: Oracle, theta: Theta, count: int) -> list[Step]:
+    state, steps = optimizer.init(theta), []
+    for _ in range(count):
+        steps.append(optimizer.step(theta, oracle, state))
+        theta, state = steps[-1].theta, steps[-1].state
+    return steps
+
+
 class TestISGD:
     def test_reaches_the_known_minimiser_of_a_bilevel_quadratic(self) -> None:
         oracle, theta, best = quadratic()
@@ -270,6 +295,19 @@ class TestMAID:
         step = optimizer.step(theta, oracle, optimizer.init(theta))
         assert [(1 - float(one)) / 2 for one in oracle.tried] == [64.0 * 0.5**k for k in range(8)]
         assert step.metrics["attempts"] == 3, "after two lengths, and three more"
+
+    def test_the_next_step_has_the_length_of_barzilai_and_borwein(self) -> None:
+        c = torch.tensor([2.0, 5.0], dtype=torch.float64)
+        theta, oracle = {"t": torch.tensor([1.0, -3.0], dtype=torch.float64)}, Parabola(c)
+        first, second = run_on_parabola(MAID(step=0.1, tol=0.1), oracle, theta, 2)
+        s = first.theta["t"] - theta["t"]
+        expected = float((s * c * s).sum() / (c * s).square().sum())
+        assert float(second.metrics["step_size"]) == pytest.approx(expected, rel=1e-14)
+        start = {"t": torch.ones(1, dtype=torch.float64)}
+        cases = ((1e-3, 4.0, Parabola(torch.tensor([2.0], dtype=torch.float64))), (0.3, 1.5, Line()))
+        for step, change, case in cases:  # far from 1/c; without curvature
+            first, second = run_on_parabola(MAID(step=step, tol=0.1), case, start, 2)
+            assert float(second.metrics["step_size"]) == pytest.approx(change * step, rel=1e-14)
 
     def test_an_infinite_bound_is_not_taken_for_a_lack_of_accuracy(self) -> None:
         class NotConvexFarAway(Parabola):

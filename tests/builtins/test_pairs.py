@@ -281,6 +281,17 @@ class TestContext:
         assert torch.equal(found["maps"], torch.from_numpy(maps.astype(np.complex64))[[3, 1]])
         assert torch.equal(found["mask"], torch.from_numpy(counts(1))[[3, 1], None])
 
+    def test_a_number_of_each_sample(self, here: Path) -> None:
+        np.save("a.npy", counts())
+        np.save("classes.npy", np.arange(COUNT))
+        np.save("doses.npy", np.linspace(0, 1, COUNT))
+        context = [ContextFile("class", "classes.npy"), ContextFile("dose", "doses.npy")]
+        found = Pairs(measured="a.npy", context=context).context([2, 0])
+        assert found["class"].tolist() == [2, 0] and found["class"].dtype == torch.int64
+        assert found["dose"].tolist() == [float(np.linspace(0, 1, COUNT)[2]), 0.0]
+        with pytest.raises(ValueError, match="a row for each sample is needed"):
+            Pairs(measured="doses.npy")
+
     def test_one_row_for_each_measurement(self, here: Path) -> None:
         np.save("a.npy", counts())
         np.save("b.npy", counts()[:3])
@@ -472,7 +483,7 @@ class TestInARecipe:
 
     def test_nothing_is_added(self, here: Path) -> None:
         experiment = assemble(self.recipe())  # type: ignore[arg-type]
-        sample = experiment.train.batch([0, 1])
+        sample = experiment.train.samples.batch([0, 1])
         assert torch.equal(sample.y, sample.truth)  # type: ignore[arg-type]
 
     def test_noise_is_refused(self, here: Path) -> None:

@@ -274,7 +274,7 @@ def _recipe(**changes: Any) -> Recipe:
 def read_array(folder: Path) -> None:
     recipe = _recipe(data={"name": "array", "path": str(folder / "images.npy")}, evaluation=None)
     experiment = assemble(recipe, REGISTRY)
-    experiment.train.batch(range(len(experiment.train)))
+    experiment.train.samples.batch(range(len(experiment.train)))
 
 
 def read_mask(folder: Path) -> None:
@@ -302,7 +302,7 @@ def _read_pairs(measured: str, masks: str) -> None:
         evaluation=None,
     )
     experiment = assemble(recipe, REGISTRY)
-    experiment.train.batch(range(len(experiment.train)))
+    experiment.train.samples.batch(range(len(experiment.train)))
 
 
 def read_recorded(folder: Path) -> None:

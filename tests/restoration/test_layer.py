@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -346,7 +348,23 @@ def test_a_tolerance_that_is_not_reached_is_an_error() -> None:
         layer(recipe(), tol=1e-10, iteration_limit=2)(measurements())
 
 
-def test_the_recipe_may_be_named() -> None:
-    module = layer("denoise")
-    assert isinstance(module, ImplicitLayer) and isinstance(module, nn.Module)
+def test_recipes_and_models_may_be_named(tmp_path: Path) -> None:
+    assert isinstance(layer("denoise"), ImplicitLayer)
     assert bltoolbox.layer is layer
+    model = toy_model(color="gray")
+    model.save(tmp_path / "theta.safetensors")
+    state = layer(tmp_path / "theta.safetensors").cpu().state_dict()
+    assert all(torch.equal(state[name], value) for name, value in model.theta.items())
+    assert layer("denoise-gray").state_dict()
+    with pytest.raises(UsageError, match="which problem 'ridge' has not"):
+        layer("ml/ridge")
+
+
+def test_tools_of_pytorch_understand_it() -> None:
+    module, y = layer(recipe(), tol=1e-8), measurements()
+    twin = copy.deepcopy(module)
+    assert torch.equal(twin(y), module(y))
+    other = {name: value + 0.1 for name, value in module.named_parameters()}
+    x = torch.func.functional_call(module, other, (y,))
+    torch.testing.assert_close(x, module(y, theta=other))
+    assert not torch.allclose(x, module(y))

@@ -27,6 +27,7 @@ def gray_model(**settings: Any) -> Model:
 def test_a_call_is_solve_and_differentiable() -> None:
     model, y = gray_model(), noisy(2, SHAPE)
     assert torch.equal(model(y), model.solve(y)) and not model(y).requires_grad
+    assert torch.equal(model(y.numpy()), model.solve(y))
     y.requires_grad_()
     x = model(y)
     assert x.requires_grad and not model.solve(y).requires_grad

@@ -55,7 +55,7 @@ class Pairs(Dataset[Any]):
 
 class Watched(Listener):
     def started(self, experiment: Any) -> None:
-        self.sample = experiment.train.batch(range(len(experiment.train)))
+        self.sample = experiment.train.samples.batch(range(len(experiment.train)))
         self.recipe = experiment.recipe
 
 

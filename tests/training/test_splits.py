@@ -171,8 +171,7 @@ class TestGroupsOfArrays:
         path = array(tmp_path)
         path.with_suffix(".csv").write_text(self.ROWS)
         experiment = assemble(recipe(path))
-        train, validation = experiment.train, experiment.validation
-        assert validation is not None
+        train, validation = (experiment.problem.samples[name] for name in ("training", "validation"))
         # Images 11 and 10 are of photographs 101 and 100, which have three crops each.
         assert list(validation.ids) == [1, 6, 11]
         assert list(train.ids) == [0, 2, 3, 4, 5, 7, 8, 9, 10]

@@ -118,6 +118,8 @@ def _samples(run: RunHistory, registry: Registry) -> Samples:
     from bltoolbox.restoration.from_recipe import build_problem, evaluation_samples
 
     recipe = load_recipe(run.path / RECIPE_FILE, (), registry)
+    if not recipe.of_images:
+        raise UsageError(f"{run.path}: problem {recipe.problem.name!r} has no images to show; omit --at")
     if recipe.evaluation is None:
         raise UsageError(f"{run.path}: its recipe has no evaluation images to show; omit --at")
     recipe = replace(recipe, device="cpu")
@@ -155,7 +157,7 @@ def _evaluate(
 
 def _moved(run: RunHistory, check: CheckRecord) -> bool:
     """Whether θ differs from the initial θ; a method may spend much before its first step succeeds."""
-    from bltoolbox.restoration.model import read_theta
+    from bltoolbox.restoration.theta_file import read_theta
 
     first = run.checks[0]
     if check.step == 0:

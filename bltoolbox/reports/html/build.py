@@ -60,10 +60,12 @@ def report_result(path: Path, result: RunResult) -> None:
     from bltoolbox.reports.html.facts import gather
     from bltoolbox.reports.html.page import build_page
     from bltoolbox.reports.html.pictures import collect, keep_scenes
+    from bltoolbox.restoration.model import Model
 
     keep_scenes(result, path)
     runs = gather([RunHistory.read(path)])
-    _save(path / REPORT_FILE, build_page(runs, [collect(runs[0].run, IMAGES, model=result.model)], []))
+    model = result.model if isinstance(result.model, Model) else None
+    _save(path / REPORT_FILE, build_page(runs, [collect(runs[0].run, IMAGES, model=model)], []))
 
 
 def _save(path: Path, text: str) -> None:

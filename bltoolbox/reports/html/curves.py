@@ -113,17 +113,17 @@ CHARTS = (
 )
 
 
-def all_charts(metric: Metric) -> tuple[Chart, ...]:
-    """The loss, the values of the checks, and all other charts."""
+def all_charts(metric: Metric, noun: str = "image") -> tuple[Chart, ...]:
+    """The loss, the values of the checks on images or other tasks, and all other charts."""
     lines = tuple(
-        Line(name, f"{name} images", _of(f"{images}_{metric.name}"), checked=True)
+        Line(name, f"{name} {noun}s", _of(f"{images}_{metric.name}"), checked=True)
         for images, name in IMAGES.items()
     )
     quality = Chart(metric.name, metric.label, metric.unit, False, lines, metric.digits)
     return LOSS, quality, *CHARTS
 
 
-def charts(metric: Metric) -> list[dict[str, Any]]:
+def charts(metric: Metric, noun: str = "image") -> list[dict[str, Any]]:
     """The charts that have data, for the page."""
     return [
         {
@@ -137,7 +137,7 @@ def charts(metric: Metric) -> list[dict[str, Any]]:
                 for line in chart.lines
             ],
         }
-        for chart in all_charts(metric)
+        for chart in all_charts(metric, noun)
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bltoolbox.config.names import GIVEN_FILE, METRICS_LOG, RECIPE_FILE
+from bltoolbox.config.problem_keys import is_of_images, start_noun
 from bltoolbox.config.shipped_recipes import recipe_summary
 from bltoolbox.config.validation import in_short
 from bltoolbox.config.yaml_text import dump_inline
@@ -44,6 +45,7 @@ LEDGER = {
 
 #: The sections of a recipe that describe the run.
 _SECTIONS = (
+    "problem",
     "data",
     "evaluation",
     "operator",
@@ -110,7 +112,7 @@ class RunFacts:
         baseline = self.run.recipe.get("baseline")
         called = baseline.get("name") if isinstance(baseline, Mapping) else baseline
         names = {
-            "before": ("measured", "Measured"),
+            "before": ("measured", start_noun(self.run.recipe).capitalize()),
             "initial": ("initial", "Initial θ"),
             "baseline": ("baseline", f"Baseline {called}, tuned" if called else "Baseline"),
             "after": ("learned", "Learned θ"),
@@ -130,7 +132,9 @@ class RunFacts:
         if (learned := values.get("learned")) is not None:
             measured, baseline = values.get("measured"), values.get("baseline")
             gain = (
-                f"{metric.show(learned - measured, sign=True)} over measured" if measured is not None else ""
+                f"{metric.show(learned - measured, sign=True)} over {start_noun(self.run.recipe)}"
+                if measured is not None
+                else ""
             )
             remark = gain if self.run.finished else "at the last check"
             cards.append((f"Test {metric.label}", metric.show(learned), remark))
@@ -148,10 +152,17 @@ class RunFacts:
         if (seconds := self.run.seconds) is not None:
             cards.append(("Training time", duration(seconds), self.device()))
         if (size := number(self.run.summary.get("theta_size"))) is not None:
-            regularizer = self.run.recipe.get("regularizer")
-            kind = regularizer.get("name", "") if isinstance(regularizer, Mapping) else regularizer or ""
-            cards.append(("Parameters", f"{size:,.0f}", f"of {kind}" if kind else ""))
+            cards.append(("Parameters", f"{size:,.0f}", self._learned()))
         return cards
+
+    def _learned(self) -> str:
+        """Whose parameters were learned: ``82 of foe and 64 of weight-map``; older runs name one component."""
+        learned = self.run.summary.get("learned")
+        if isinstance(learned, str):
+            return learned.replace(" parameters", "", 1)
+        section = self.run.recipe.get("regularizer" if is_of_images(self.run.recipe) else "problem")
+        kind = section.get("name", "") if isinstance(section, Mapping) else section or ""
+        return f"of {kind}" if kind else ""
 
     def final_loss(self) -> float | None:
         losses = [step.loss for step in self.run.steps if step.loss is not None]
@@ -168,7 +179,8 @@ class RunFacts:
     def sections(self) -> list[tuple[str, str]]:
         """The recipe in short."""
         recipe = self.run.recipe
-        entries = [(key, recipe[key]) for key in _SECTIONS if recipe.get(key) not in (None, "none", {})]
+        keys = _SECTIONS[1:] if is_of_images(recipe) else _SECTIONS
+        entries = [(key, recipe[key]) for key in keys if recipe.get(key) not in (None, "none", {})]
         return [(key, _line(in_short(key, value))) for key, value in entries]
 
     def resolved(self) -> str:
@@ -285,7 +297,7 @@ def _name(run: RunHistory) -> str:
     if isinstance(name := read_environment(run.path).get("recipe"), str) and name:
         return name
     log = log_start(run.path)
-    if match := re.search(r"started: (.+), [^,]+, \d+ training images", log):
+    if match := re.search(r"started: (.+), [^,]+, \d+ training (images|tasks)", log):
         return match[1]
     return run.path.resolve().name
 

@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 import bltoolbox
+from bltoolbox.config.problem_keys import task_noun
 from bltoolbox.reports.html.curves import charts, curves
 from bltoolbox.reports.html.facts import RunFacts, differences
 from bltoolbox.reports.html.pictures import Learned, Pictures, data_uri
@@ -116,7 +117,7 @@ def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str
 
     return {
         "metric": metric.as_dict(),
-        "charts": charts(metric),
+        "charts": charts(metric, task_noun(runs[0].run.recipe)),
         "runs": [
             {
                 "label": facts.label,

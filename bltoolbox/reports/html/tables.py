@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bltoolbox.config.problem_keys import task_noun
 from bltoolbox.reports.html.facts import LEDGER, RunFacts, duration
 from bltoolbox.runs.metric import most_common
 
@@ -30,7 +31,8 @@ def ladder(facts: RunFacts) -> Ladder | None:
     count = facts.environment().get("images", {})
     sets = count.get("evaluation") if isinstance(count, dict) else None
     count = sets[0] if isinstance(sets, list) and sets else None
-    caption = f"mean over {count} evaluation images" if count else "mean over the evaluation images"
+    noun = f"evaluation {task_noun(facts.run.recipe)}s"
+    caption = f"mean over {count} {noun}" if count else f"mean over the {noun}"
     rows = [
         (key, name, width, metric.number(value))
         for (key, name, value), width in zip(steps, widths, strict=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.problem import Lower, Upper
-from bltoolbox.bilevel.records import Accuracy, Ask, Bound, Estimate, Theta
+from bltoolbox.bilevel.records import Bound, Estimate, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.restoration.theta import split
@@ -28,7 +28,7 @@ from bltoolbox.testing.checks.base import (
 from bltoolbox.testing.checks.numerics import batches, describe_batch, difference, shifted
 from bltoolbox.testing.checks.partners import quadratic, smooth
 from bltoolbox.testing.checks.questions import TIGHT, closed_form, flat, questions, some_weights
-from bltoolbox.testing.limits import SMALL, minimise, repeated
+from bltoolbox.testing.limits import SMALL, ask_at, repeated
 from bltoolbox.testing.problems import SquaredDistance
 from bltoolbox.testing.reference import reference_solve
 
@@ -44,13 +44,13 @@ def _ask(
     tol: float = TIGHT,
     warm: Tensor | None = None,
 ) -> Estimate:
-    upper, effort = SquaredDistance(x_true.to(x)), Accuracy(tol)
+    upper = SquaredDistance(x_true.to(x))
     memory = {}
     if warm is not None:
         kept = estimator.keeps(lower, upper)
         memory = {name: row.new_zeros(len(x), *row.shape[1:]) for name, row in kept.items()}
         memory |= {"adjoint": warm} if "adjoint" in kept else {}
-    return estimator.estimate(Ask(lower, upper, x, lower.start(), weights, effort, memory, minimise=minimise))
+    return estimator.estimate(ask_at(lower, upper, x, weights, tol, memory))
 
 
 @holds(KIND, "returns z for each parameter and a residual for each sample")
@@ -83,8 +83,8 @@ def shapes(subject: Subject) -> None:
 def downhill(subject: Subject) -> None:
     bench = quadratic(subject)
     x, expected = closed_form(bench)
-    upper, effort, limit = SquaredDistance(bench.x_true), Accuracy(TIGHT), subject.cls.limit
-    ask = Ask(bench.lower(), upper, x, bench.lower().start(), some_weights(3), effort, minimise=minimise)
+    limit = subject.cls.limit
+    ask = ask_at(bench.lower(), SquaredDistance(bench.x_true), x, some_weights(3), TIGHT)
     # A method that iterates from call to call begins with an adjoint of zero.
     calls = limit.calls_at(len(limit) - 1) if limit is not None else 1
     z, truth = flat(repeated(subject(), ask, calls).gradient), flat(expected)
@@ -140,10 +140,7 @@ def theta_gradient(subject: Subject) -> None:
     expected = flat(learned.theta_gradient(x, weights))
 
     def added(options: Mapping[str, Any], calls: int) -> Tensor:
-        asks = [
-            Ask(lower, upper, x, lower.start(), weights, Accuracy(TIGHT), minimise=minimise)
-            for upper in (plain, learned)
-        ]
+        asks = [ask_at(lower, upper, x, weights, TIGHT) for upper in (plain, learned)]
         without, total = (flat(repeated(subject.having(options)(), ask, calls).gradient) for ask in asks)
         return total - without
 

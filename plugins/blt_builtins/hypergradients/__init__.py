@@ -73,6 +73,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "hypergradient",
+            "shine",
+            "blt_builtins.hypergradients.shine:SHINE",
+            "The inverse Hessian that lbfgs has built, as it is or refined by a few CG iterations.",
+        ),
+        Component(
+            "hypergradient",
             "f2sa",
             "blt_builtins.hypergradients.f2sa:F2SA",
             "Minimisers of h and of h + g/λ compared; needs no Hessian, biased by about 1/λ.",

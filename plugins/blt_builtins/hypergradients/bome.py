@@ -105,9 +105,9 @@ class BOME(HypergradientEstimator):
         """λ of each task, in float64."""
         size, product = (dot(gradient.double(), v.double()) for v in (gradient, slope))
         for name, part in change.items():
-            size = size + part.flatten(1).square().sum(1)
+            size = size + part.reshape(len(part), -1).square().sum(1)
             if name in direct:
-                product = product + (part * direct[name]).flatten(1).sum(1)
+                product = product + (part * direct[name]).reshape(len(part), -1).sum(1)
         # At a minimiser ∇q is zero up to rounding, and only the loss counts, which moves x away from it.
         least = (_ROUNDING * torch.finfo(slope.dtype).eps) ** 2 * dot(slope.double(), slope.double())
         curved = size > least

@@ -4,7 +4,8 @@
     2. θ⁺ = Π(θ − αz); accept if  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α;  otherwise
          too inaccurate, if g(x̃⁺) − g(x̃) ≤ −η² ‖θ⁺ − θ‖²/α: tighten ε, solve again at θ and θ⁺, and compare again
          too long, if not: shorten α, and try again, up to N lengths
-    3. if none of them is accepted: tighten (ε, δ), N ← N + 1, go to 1; otherwise: lengthen α, loosen (ε, δ), reset N
+    3. if none of them is accepted: tighten (ε, δ), N ← N + 1, go to 1; otherwise: loosen (ε, δ), reset N,
+       α ← ⟨s, y⟩/‖y‖² with s = θ⁺ − θ and y = z⁺ − z, at most four times longer or shorter than the last one
 
 F⁺ = g(x̃⁺) + ‖∇g(x̃⁺)‖ε⁺ + (L_g/2)ε⁺² lies above f(θ⁺) and F⁻ = g(x̃) − ‖∇g(x̃)‖ε below f(θ), with the
 accuracies ε actually achieved. If the strong convexity μ is known, an accepted step is certain to decrease the true f.
@@ -13,7 +14,9 @@ Otherwise, as in deblurring, ε = ‖∇h‖/μ̂ with the Ritz value μ̂ that 
 F⁺ − F⁻ exceeds the plain difference by about 2‖∇g‖ε, which shorter steps do not reduce: they promise less, and fail
 as well. So the two reasons to reject a step have two remedies. z is sufficiently accurate by 1, so only f is computed
 again. The next trial starts from the solutions of a rejected one if θ⁺ is the same, and on the way to them if the step
-is shorter. `line_search: paper` is the published method instead: a rejected step is always shortened.
+is shorter. The first α of a step is that of Barzilai and Borwein, the inverse of a curvature of f, so that the first
+trial is rarely too long. `line_search: paper` is the published method instead: a rejected step is always shortened, and
+an accepted one lengthened by a fixed factor.
 
 `acceptance: plain` also accepts a step whose plain values decrease enough, as the scripts of the authors do. It is
 cheaper, and certain of nothing: the log has `plain` for a decrease without a certificate.
@@ -29,11 +32,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
-from torch import Tensor
 
 from blt_builtins.upper_optimizers.schedule import (
     TOO_SHORT,
@@ -44,67 +46,19 @@ from blt_builtins.upper_optimizers.schedule import (
     descend,
     first_step,
     is_lost,
+    spectral_step,
     step_metrics,
 )
+from blt_builtins.upper_optimizers.trial import Trial
 from bltoolbox.plugin import (
     Accuracy,
     HypergradientResult,
     Oracle,
-    Status,
     Step,
     Theta,
     UpperOptimizer,
-    Value,
     theta_norm,
 )
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A step to θ⁺ of length α, and f before and after it at accuracy ε."""
-
-    theta: dict[str, Tensor]
-    alpha: float
-    tol: float
-    before: Value
-    after: Value
-    #: The decrease that it must achieve.
-    promise: float
-    #: Where to begin if no length is accepted: the longest that is not known to be too long.
-    restart: float
-    #: How often the accuracy was tightened, and how many lengths were tried.
-    tightenings: int
-    number: int
-
-    @property
-    def certified(self) -> bool:
-        """Whether f decreases enough whatever the errors of both values."""
-        return self.after.upper - self.before.lower <= -self.promise
-
-    @property
-    def plain(self) -> bool:
-        """Whether the values decrease enough, regardless of their errors."""
-        return self.after.value - self.before.value <= -self.promise
-
-    @property
-    def too_long(self) -> bool:
-        """Whether f does not decrease enough whatever the errors of both values."""
-        return self.after.lower - self.before.upper > -self.promise
-
-    @property
-    def at_floor(self) -> bool:
-        """Whether more accurate values cannot be computed."""
-        stalled = Status.STALLED.name.lower()
-        return stalled in self.before.short or stalled in self.after.short
-
-    def metrics(self) -> dict[str, float | int | str]:
-        """The decrease and what is known about it."""
-        if not self.certified:
-            decrease, kind = self.before.value - self.after.value, "plain"
-        else:
-            decrease = self.before.lower - self.after.upper
-            kind = "certified" if self.before.certified and self.after.certified else "estimated"
-        return {"decrease": decrease, "decrease_kind": kind, "certified": int(kind == "certified")}
 
 
 class MAID(UpperOptimizer):
@@ -118,14 +72,14 @@ class MAID(UpperOptimizer):
             or 2 % of the right-hand side at θ_0 if `tol` is `auto`.
         eta: η; the relative error of z may be 1 − η, and a step must gain η² of the decrease that z predicts.
         shrink: ρ, the factor by which the line search shortens the step.
-        grow: factor by which the step grows after it is accepted.
+        grow: factor by which the step grows after it is accepted, where no positive curvature was measured.
         tighten: factor by which the accuracies are tightened if they do not suffice.
         loosen: factor by which they are loosened after an accepted step.
         trials: N, the number of step lengths tried before the accuracies are tightened.
         acceptance: `certified` accepts a step that decreases f whatever the errors of its values; `plain` also one
             whose values decrease.
-        line_search: `adaptive` tightens the accuracy at once if only the error bounds reject a step; `paper` shortens
-            the step first, as published.
+        line_search: `adaptive` tightens the accuracy at once if only the error bounds reject a step, and measures the
+            curvature of f for the next; `paper` shortens it first, and lengthens the next by `grow`, as published.
     """
 
     full_batch = True
@@ -165,6 +119,7 @@ class MAID(UpperOptimizer):
         state, trials, gradients = dict(state), self.trials, 0
         # Earlier versions had one line search and no such entry: their runs, interrupted in a step, continue with it.
         state.setdefault("line_search", "paper" if "alpha" in state else self.line_search)
+        previous = {name: state.pop(name) for name in list(state) if name.startswith(("theta/", "z/"))}
         if "tol" not in state:
             state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
         tol, adjoint_tol = state["tol"], state["adjoint_tol"]
@@ -176,6 +131,10 @@ class MAID(UpperOptimizer):
             length = theta_norm(result.gradient.values())
             accurate = result.bound is not None and result.bound <= (1 - self.eta) * length
             if accurate:
+                if previous:
+                    last = state["alpha"] / self.grow
+                    state["alpha"] = spectral_step(theta, result.gradient, previous, last) or state["alpha"]
+                    previous = {}
                 trial = self._line_search(theta, oracle, state, trials, result, tol)
                 if self._accepts(trial):
                     break
@@ -198,6 +157,9 @@ class MAID(UpperOptimizer):
             "tol": self.loosen * trial.tol,
             "adjoint_tol": self.loosen * adjoint_tol,
         }
+        if state["line_search"] == "adaptive":
+            after |= {f"theta/{name}": value for name, value in theta.items()}
+            after |= {f"z/{name}": value for name, value in result.gradient.items()}
         return Step(trial.theta, after, trial.after.value, metrics, penalty=trial.after.penalty)
 
     def _accepts(self, trial: Trial) -> bool:
