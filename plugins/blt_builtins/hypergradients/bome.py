@@ -10,10 +10,11 @@ the paper would have one for all, which couples them. θ ← θ − αz is left 
 the lower level is T if it is a number of iterations; that of the linear system does not matter, as there is none.
 
 At a fixed θ, the iteration on x ends at the minimiser of h + g/λ with λ = η(1 + ‖∇_x g‖²/‖z‖²) if T is large, where z
-is that of `f2sa`: its bias vanishes for η → ∞, and for every η as z itself vanishes at a minimiser of f.
+is that of `f2sa`: its bias vanishes for η → ∞.
 
-When to choose it: first-order derivatives only, and steps as cheap as possible: T + 1 gradients and two derivatives in
-θ. x lags behind θ, so that α must be small; `f2sa` is the better estimate of ∇f where one is needed.
+When to choose it: first-order derivatives only, and steps as cheap as possible: T gradients and two derivatives in θ.
+x lags behind θ, so that a fixed α leaves an error in proportion to it: let it decay. Use it with `isgd`, `iadam` or
+`single-loop`; a line search compares values that z does not yet predict. `f2sa` is the better estimate of ∇f.
 
 Reference: Liu, Ye, Wright, Stone & Liu, *BOME! Bilevel optimization made easy: a simple first-order approach*, NeurIPS
 2022.
