@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.linear import solve_linear as solve_linear
     from bltoolbox.bilevel.linear import sweep as sweep
     from bltoolbox.bilevel.problem import Lower as Lower
-    from bltoolbox.bilevel.problem import Tasks as Tasks
     from bltoolbox.bilevel.problem import Upper as Upper
     from bltoolbox.bilevel.records import Accuracy as Accuracy
     from bltoolbox.bilevel.records import Ask as Ask
@@ -61,6 +60,9 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.saddle import Blocks as Blocks
     from bltoolbox.bilevel.saddle import Saddle as Saddle
     from bltoolbox.bilevel.saddle import optimality as optimality
+    from bltoolbox.bilevel.tasks import BoundTasks as BoundTasks
+    from bltoolbox.bilevel.tasks import Tasks as Tasks
+    from bltoolbox.bilevel.tasks import TensorTasks as TensorTasks
     from bltoolbox.bilevel.tensors import Constant as Constant
     from bltoolbox.bilevel.tensors import dot as dot
     from bltoolbox.bilevel.tensors import expand as expand
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.cache import cache_folder as cache_folder
     from bltoolbox.config.reading import ARRAY_IMAGES as ARRAY_IMAGES
     from bltoolbox.config.reading import DOWNLOAD as DOWNLOAD
+    from bltoolbox.config.reading import GENERATED as GENERATED
     from bltoolbox.config.reading import KERNEL as KERNEL
     from bltoolbox.config.reading import LOG as LOG
     from bltoolbox.config.reading import MASK as MASK
@@ -89,6 +92,8 @@ if TYPE_CHECKING:
     from bltoolbox.errors import MissingError as MissingError
     from bltoolbox.errors import NumericalError as NumericalError
     from bltoolbox.restoration.layout import image_layout as image_layout
+    from bltoolbox.restoration.layout import to_gray as to_gray
+    from bltoolbox.restoration.model import Model as Model
     from bltoolbox.restoration.npy import map_array as map_array
     from bltoolbox.restoration.npy import read_array as read_array
     from bltoolbox.restoration.pictures.files import read_pixels as read_pixels
@@ -108,6 +113,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.roles import Regularizer as Regularizer
     from bltoolbox.restoration.roles import Sample as Sample
     from bltoolbox.restoration.roles import UpperLoss as UpperLoss
+    from bltoolbox.restoration.shown_parameters import shown_filters as shown_filters
     from bltoolbox.restoration.shown_parameters import shown_parameters as shown_parameters
     from bltoolbox.restoration.theta import join as join
     from bltoolbox.restoration.theta import split as split
@@ -116,6 +122,7 @@ if TYPE_CHECKING:
     from bltoolbox.runs.files import open_regular as open_regular
     from bltoolbox.runs.files import write_text as write_text
     from bltoolbox.runs.locks import acquire as acquire
+    from bltoolbox.runs.metric import Metric as Metric
     from bltoolbox.training.experiment import Experiment as Experiment
 
 #: Names by the module that defines them.
@@ -133,7 +140,7 @@ _HOME = {
         "solve_linear",
         "sweep",
     ),
-    "bltoolbox.bilevel.problem": ("Lower", "Tasks", "Upper"),
+    "bltoolbox.bilevel.problem": ("Lower", "Upper"),
     "bltoolbox.bilevel.records": (
         "Accuracy",
         "Ask",
@@ -167,6 +174,7 @@ _HOME = {
         "UpperOptimizer",
     ),
     "bltoolbox.bilevel.saddle": ("Blocks", "Saddle", "optimality"),
+    "bltoolbox.bilevel.tasks": ("BoundTasks", "Tasks", "TensorTasks"),
     "bltoolbox.bilevel.tensors": (
         "Constant",
         "dot",
@@ -182,6 +190,7 @@ _HOME = {
     "bltoolbox.config.reading": (
         "ARRAY_IMAGES",
         "DOWNLOAD",
+        "GENERATED",
         "FileRefused",
         "KERNEL",
         "LOG",
@@ -196,7 +205,8 @@ _HOME = {
         "read_text",
     ),
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
-    "bltoolbox.restoration.layout": ("image_layout",),
+    "bltoolbox.restoration.layout": ("image_layout", "to_gray"),
+    "bltoolbox.restoration.model": ("Model",),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),
     "bltoolbox.restoration.pictures.files": ("read_pixels",),
     "bltoolbox.restoration.pictures.images": (
@@ -218,10 +228,11 @@ _HOME = {
         "Sample",
         "UpperLoss",
     ),
-    "bltoolbox.restoration.shown_parameters": ("shown_parameters",),
+    "bltoolbox.restoration.shown_parameters": ("shown_filters", "shown_parameters"),
     "bltoolbox.restoration.theta": ("join", "split"),
     "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
     "bltoolbox.runs.locks": ("acquire",),
+    "bltoolbox.runs.metric": ("Metric",),
     "bltoolbox.training.experiment": ("Experiment",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

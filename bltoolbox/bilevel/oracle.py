@@ -33,7 +33,7 @@ from bltoolbox.bilevel.journal import SOLUTIONS, Journal, Trial
 from bltoolbox.bilevel.kept import MEMORY, SOLVER, Kept
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.penalty import add_penalty, penalty_at, penalty_gradient
-from bltoolbox.bilevel.problem import Lower, Tasks
+from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import (
     Accuracy,
     Batch,
@@ -51,11 +51,12 @@ from bltoolbox.bilevel.records import (
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver, Problem
 from bltoolbox.bilevel.share import Share, divide
 from bltoolbox.bilevel.tally import Chunk, Slowest, Tally, merge
+from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
-from bltoolbox.errors import NumericalError
+from bltoolbox.errors import BltError, NumericalError
 
 #: Accuracy, relative to the first gradient norm, of solves that only determine sizes.
 _ROUGH = 0.1
@@ -411,6 +412,7 @@ class BatchOracle:
         self, theta: Theta, effort: Effort, adjoint: Effort, bound: bool, together: bool
     ) -> HypergradientResult:
         oracle = self._oracle
+        _require_simultaneous(oracle.hypergradient, together)
         certificate, (memory, kept) = oracle.new_certificate(together), oracle.kept(theta)
         gives_adjoint = oracle.hypergradient.gives_adjoint and not together
         differentiate = Differentiator(oracle, memory, effort, adjoint, together)
@@ -478,6 +480,15 @@ class BatchOracle:
             return chunk.lower.mu
         tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
         return estimate_mu(chunk.lower, solution.x)
+
+
+def _require_simultaneous(hypergradient: HypergradientEstimator, together: bool) -> None:
+    if together and not (hypergradient.simultaneous or hypergradient.moves_x):
+        name = type(hypergradient).__name__
+        raise BltError(
+            f"hypergradient {name} cannot form z from the iterates of the previous step, so x and the adjoint cannot be"
+            " updated simultaneously; use cg-ift, minres or neumann, or update them in turn"
+        )
 
 
 def _unless_failed(tally: Tally) -> Tally:

@@ -11,7 +11,7 @@ the default component of that section. Validation needs no torch once the signat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,12 +21,14 @@ from annotated_types import Ge, Gt, Le
 from bltoolbox.config.block import Block, plain
 from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.describe import NO_SETTING, OfKind, construct, describe
-from bltoolbox.config.overrides import apply_overrides, choose_variant, variant_names
+from bltoolbox.config.overrides import Overrides, apply_overrides, choose_variant, variant_names
+from bltoolbox.config.problem_keys import IMAGE_KEYS, check_metric, foreign_keys, named_problem, own_settings
 from bltoolbox.config.reading import RECIPE, FileRefused, open_file
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.sections import Budget, Certificates, Checkpoint, Validation
 from bltoolbox.config.shipped_recipes import find_recipe
 from bltoolbox.config.shown import Shown
+from bltoolbox.config.signatures import Traits, Type
 from bltoolbox.config.validation import Checker, Issue
 from bltoolbox.config.yaml_text import Document, Spot, dump, parse
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
@@ -55,13 +57,18 @@ FORMAT = 2
 class Recipe(Shown):
     """One experiment: the problem, the methods and the budget.
 
+    The keys ``color`` to ``baseline`` and ``workers`` belong to the problem ``variational``: a recipe that names
+    another problem has none of them, and its sections are then None.
+
     Args:
         version: Version of the recipe format; newer versions than this toolbox knows are refused.
-        variant: The variant of a recipe that has several, or any label by which to tell a run from others.
+        variant: The variant of a recipe that has several, or any label that distinguishes a run from others.
         seed: Seed of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
         device: Where to compute: auto, cpu, cuda or cuda:1.
         tf32: Let CUDA round factors of float32 products to 10 bits: faster, but tolerances below about 1e-2 stall.
+        problem: What is learned and judged. The default, variational, is made of the sections for images; any other
+            problem is one component with options of its own.
         color: Colour or gray images.
         data: The training images.
         evaluation: Test images, never trained on; none by default.
@@ -76,10 +83,10 @@ class Recipe(Shown):
         init: A saved θ to start from.
         freeze: Sections whose parameters stay as they are while the others are learned, e.g. [regularizer].
         baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
-            one. If operator or data term have parameters, it uses those that one would choose without learning.
+            one. If the operator or the data term has parameters, the baseline uses their standard values.
         lower_solver: How x̃ ≈ argmin h is computed.
-        evaluation_solver: The same for everything that is not a step of training: checks, evaluation, baseline,
-            restoring pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
+        evaluation_solver: The solver for everything except training steps: checks, evaluation, baseline, restoring
+            pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
         hypergradient: How z ≈ ∇f is computed.
         sampler: Which training images enter a step.
         upper_optimizer: How θ moves.
@@ -102,6 +109,7 @@ class Recipe(Shown):
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "auto"
     tf32: bool = False
+    problem: Annotated[Block, OfKind("problem")] = Block("problem", "variational")
     color: Literal["rgb", "gray"] = "rgb"
     data: Annotated[Block, OfKind("data")]
     evaluation: Annotated[Block, OfKind("data")] | None = None
@@ -140,44 +148,47 @@ class Recipe(Shown):
     document: Document | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
 
     def __repr__(self) -> str:
-        names = (
-            "data",
-            "operator",
-            "regularizer",
-            "lower_solver",
-            "hypergradient",
-            "sampler",
-            "upper_optimizer",
-        )
+        parts = ("data", "operator", "regularizer") if self.of_images else ("problem",)
+        names = (*parts, "lower_solver", "hypergradient", "sampler", "upper_optimizer")
         return f"Recipe({self.name!r}: {', '.join(getattr(self, name).name for name in names)})"
+
+    @property
+    def of_images(self) -> bool:
+        """Whether the problem is made of the sections for images."""
+        return self.data is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, every default written out."""
-        settings = [known.name for known in fields(self) if known.metadata.get("setting", True)]
-        return {name: plain(getattr(self, name)) for name in settings}
+        names = [known.name for known in fields(self) if known.metadata.get("setting", True)]
+        settings = {name: plain(getattr(self, name)) for name in names}
+        return settings if self.of_images else own_settings(settings)
 
     def to_yaml(self) -> str:
         """The resolved recipe: loading it gives an equal Recipe."""
         return dump(self.to_dict())
 
-    def problem(self, where: str, message: str) -> Problem:
+    def problem_at(self, where: str, message: str) -> Problem:
         """A problem found later, e.g. during assembly, at the position of a dotted key such as ``sampler.size``."""
         spot = (self.document or Document(None, Spot("<recipe>"))).spot(tuple(where.split(".")))
         return spot.problem(f"{where}: {message}")
 
 
 def load_recipe(
-    source: str | Path,
-    overrides: Sequence[str] = (),
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides = (),
     registry: Registry | None = None,
     *,
     data_given: bool = False,
 ) -> Recipe:
-    """Read a recipe: a file, or the name of a shipped recipe.
+    """Read a recipe: a file, the name of a shipped recipe, or its sections as a mapping.
+
+    Overrides are texts such as ``sampler.size=8``, or a mapping ``{"sampler.size": 8}``.
 
     With ``data_given`` it may lack its section ``data``, and have ``noise: null``, because ``run`` is given data from
     Python.
     """
+    if isinstance(source, Mapping):
+        return recipe_from_dict(source, overrides, registry, data_given=data_given)
     path = find_recipe(source)
     return parse_recipe(_read(path), str(path), overrides, registry, data_given=data_given)
 
@@ -212,7 +223,7 @@ def _read(path: Path) -> str:
 def parse_recipe(
     text: str,
     file: str = "<recipe>",
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     registry: Registry | None = None,
     *,
     data_given: bool = False,
@@ -222,11 +233,11 @@ def parse_recipe(
     if not document.problems and not isinstance(document.data, dict):
         empty = document.data is None
         what = "the recipe is empty" if empty else "a recipe is a mapping of keys to values"
-        message = f"{what}; it needs at least data, regularizer and budget"
+        message = f"{what}; it needs at least data, regularizer and budget, or a problem and budget"
         raise RecipeError([document.root.problem(message)])
     if not isinstance(document.data, dict):
         raise RecipeError(document.problems)
-    if data_given:
+    if data_given and "problem" not in document.data:
         document.data.setdefault("data", {"name": "python"})
     path = None if file.startswith("<") else Path(file)
     name = path.stem if path else "recipe"
@@ -235,15 +246,25 @@ def parse_recipe(
 
 
 def recipe_from_dict(
-    settings: Mapping[str, Any], overrides: Sequence[str] = (), registry: Registry | None = None
+    settings: Mapping[str, Any],
+    overrides: Overrides = (),
+    registry: Registry | None = None,
+    *,
+    data_given: bool = False,
 ) -> Recipe:
     """A recipe from plain data, as ``to_dict`` returns it; may contain blocks and settings objects."""
     document = Document({key: plain(value) for key, value in settings.items()}, Spot("<recipe>"))
-    return _resolve(document, overrides, registry, text="")
+    if data_given and "problem" not in document.data:
+        document.data.setdefault("data", {"name": "python"})
+    return _resolve(document, overrides, registry, data_given=data_given, text="")
 
 
 def with_data(
-    recipe: Recipe, sections: Mapping[str, Block], overrides: Sequence[str] = (), recorded: bool = False
+    recipe: Recipe,
+    sections: Mapping[str, Block],
+    overrides: Overrides = (),
+    recorded: bool = False,
+    registry: Registry | None = None,
 ) -> Recipe:
     """A recipe with other data, checked again; ``recorded`` measurements have no noise, unless the recipe gives
     some, which is refused."""
@@ -251,14 +272,14 @@ def with_data(
     given = recipe.document.data if recipe.document else {}
     if recorded and given.get("noise") is None:
         del settings["noise"]
-    found = recipe_from_dict(settings, overrides)
+    found = recipe_from_dict(settings, overrides, registry)
     document = recipe.document or found.document  # where the problems of a file are
     return replace(found, text=recipe.text, name=recipe.name, folder=recipe.folder, document=document)
 
 
 def _resolve(
     document: Document,
-    overrides: Sequence[str],
+    overrides: Overrides,
     registry: Registry | None,
     *,
     data_given: bool = False,
@@ -271,15 +292,29 @@ def _resolve(
     _upgrade(document)
     registry = registry or load_registry()
     checker = Checker(registry)
-    values = checker.parameters(describe(Recipe).parameters, document.data, (), "a recipe")
+    traits = _problem_traits(document.data, registry)
+    foreign = () if traits is None or "from_sections" in traits.flags else IMAGE_KEYS
+    values = checker.parameters(
+        [known for known in describe(Recipe).parameters if known.name not in foreign],
+        {key: value for key, value in document.data.items() if key not in foreign},
+        (),
+        "a recipe",
+    )
     issues = [_with_hint(issue, document.data) for issue in checker.issues]
+    if foreign:
+        issues += foreign_keys(named_problem(document.data), document.data)
+        values |= _absent()
     for name, cls in (("budget", Budget), ("validation", Validation)):
         if not any(issue.where[:1] == (name,) for issue in issues):
             try:
                 cls(**values[name])
             except ValueError as error:
                 issues.append(Issue((name,), f"{name}: {error}"))
-    wanted = isinstance(checks := values.get("validation"), dict) and checks.get("evaluation") is True
+    checks = values.get("validation")
+    if traits and isinstance(checks, dict) and isinstance(checks.get("metric"), str | None):
+        checks["metric"], issue = check_metric(checks.get("metric"), traits)
+        issues += [] if issue is None else [issue]
+    wanted = isinstance(checks, dict) and checks.get("evaluation") is True and not foreign
     if wanted and document.data.get("evaluation") is None:
         message = "evaluation: there are no evaluation images; add a section evaluation, e.g. {name: photos}"
         issues.append(Issue(("validation", "evaluation"), f"validation.{message}"))
@@ -291,6 +326,25 @@ def _resolve(
     _raise(document, issues)
     recipe: Recipe = construct(Recipe, values, lambda block: block)
     return replace(recipe, document=document, **extra)
+
+
+def _problem_traits(given: Mapping[str, Any], registry: Registry) -> Traits | None:
+    """Of the problem that a recipe names; None where there is no such problem."""
+    try:
+        return registry.get("problem", named_problem(given)).signature().traits
+    except MissingError:
+        return None  # reported elsewhere
+
+
+def _absent() -> dict[str, Any]:
+    """The keys for images where there are none: no component, and the default of everything else."""
+    defaults = {known.name: known.default for known in fields(Recipe) if known.name in IMAGE_KEYS}
+    blocks = {known.name for known in describe(Recipe).parameters if "component" in _names(known.type)}
+    return {key: None if key in blocks else default for key, default in defaults.items()}
+
+
+def _names(type: Type) -> set[str]:
+    return {type.name, *(item.name for item in type.items)}
 
 
 def _with_hint(issue: Issue, given: Mapping[str, Any]) -> Issue:

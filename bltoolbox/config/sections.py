@@ -36,19 +36,21 @@ class Validation:
     """How the run chooses between the best θ and the last one; where there is a penalty on θ, the last one is kept.
 
     Args:
-        count: Training images held out, with all others from the same photographs; 0 keeps the last θ.
+        count: Training images held out, with all others from the same photographs; 0 keeps the last θ. Other problems
+            than variational have their own tasks for validation.
         checks: Number of times the held-out images are restored, evenly over the budget.
         patience: Checks without improvement after which the run stops early; never by default.
         evaluation: Also restore the evaluation images at each check and log their metric, which never affects the run.
         metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), nrmse, or
-            loss, the mean of the upper loss, which may need no true images.
+            loss, the mean of the upper loss, which may need no true images. Other problems have other metrics
+            (blt show problem/NAME). By default the first metric of the problem.
     """
 
     count: Annotated[int, Ge(0)] = 16
     checks: Annotated[int, Gt(0)] = 10
     patience: Annotated[int, Gt(0)] | None = None
     evaluation: bool = False
-    metric: str = "psnr"
+    metric: str | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,12 @@ C is the whole space, the non-negative orthant or the range of values of the dat
 about the minimiser over C: ``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still
 bounds the distance to the minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients
 need not know.
+
+When to choose it: for images, of which something was measured. It is the problem of recipes that name none, and is made
+of their sections: data, operator, noise, data_term, constraint, regularizer and upper_loss.
+
+Reference: Kunisch & Pock, *A bilevel optimization approach for parameter learning in variational models*, SIAM Journal
+on Imaging Sciences 2013.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from torch import Tensor
 from bltoolbox.bilevel.problem import Upper
 from bltoolbox.bilevel.records import Bound, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
+from bltoolbox.bilevel.tasks import BoundTasks, Tasks
 from bltoolbox.bilevel.tensors import detached, ordinary
 from bltoolbox.bilevel.wrapped_loss import Viewed
 from bltoolbox.errors import BltError
@@ -56,6 +63,13 @@ class Variational(Problem):
     range: Range = UNIT
     #: What can be reported about restored images.
     metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
+    from_sections: ClassVar[bool] = True
+
+    @property
+    def unit(self) -> float:  # type: ignore[override]
+        """The width of the range of values."""
+        low, high = self.range
+        return high - low
 
     @property
     def noise_level(self) -> float | None:
@@ -95,7 +109,7 @@ class Variational(Problem):
         shape = self.samples["training"].shape
         return join(**{role: part.init_params(shape, generator) for role, part in self.parts.items()})
 
-    def tasks(self, split: str) -> VariationalTasks | None:
+    def tasks(self, split: str, like: Tensor) -> VariationalTasks | None:
         return VariationalTasks(self, self.samples[split]) if split in self.samples else None
 
     def at(self, theta: Theta, shape: Sequence[int], counter: Counter | None = None) -> VariationalAt:
@@ -146,7 +160,7 @@ class Variational(Problem):
 
 
 @dataclass(frozen=True)
-class VariationalTasks:
+class VariationalTasks(Tasks):
     """The samples of one split as tasks."""
 
     problem: Variational
@@ -170,9 +184,15 @@ class VariationalTasks:
     def at(self, theta: Theta, counter: Counter) -> VariationalTasksAt:
         return VariationalTasksAt(self.problem.at(theta, self.samples.shape, counter), self.samples)
 
+    def label(self, number: int) -> str:
+        return self.samples.label(number)
+
+    def digest(self) -> str:
+        return self.samples.digest()
+
 
 @dataclass(frozen=True)
-class VariationalTasksAt:
+class VariationalTasksAt(BoundTasks):
     """The samples of one split at one θ."""
 
     at: VariationalAt

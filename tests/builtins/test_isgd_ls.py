@@ -45,6 +45,35 @@ def test_a_step_too_small_to_be_seen_is_lengthened_without_asking() -> None:
     assert len(oracle.asked) < 15
 
 
+class Deaf(Parabola):
+    """f with a gradient, and values that do not change with θ: the lower level is solved too coarsely."""
+
+    def value(self, theta: Any, effort: Any) -> Any:
+        return super().value(parabola_start(), effort)
+
+
+def test_a_loss_that_does_not_follow_theta_is_reported() -> None:
+    theta, optimizer = parabola_start(), ISGDLineSearch(step=1.0)
+    with pytest.raises(NumericalError, match=r"no step, however short, .* decrease upper_optimizer.tol"):
+        optimizer.step(theta, Deaf(), optimizer.init(theta))
+
+
+def test_a_stationary_theta_is_not_an_error() -> None:
+    """Once the predicted decrease is lost in rounding, there is nothing to measure."""
+    theta = {"a": 1e-9 * parabola_start()["a"]}
+    optimizer = ISGDLineSearch(step=1.0)
+    state = optimizer.step(parabola_start(), Parabola(), optimizer.init(theta)).state
+    taken = optimizer.step(theta, Raised(), state)
+    assert float(taken.theta["a"].norm()) <= float(theta["a"].norm())
+
+
+class Raised(Parabola):
+    """A loss with a large constant."""
+
+    def value(self, theta: Any, effort: Any) -> Any:
+        return replace(super().value(theta, effort), value=1.0)
+
+
 def test_between_measurements_it_is_isgd() -> None:
     theta, optimizer = parabola_start(), ISGDLineSearch(step=0.9, every=7)
     state, asked = optimizer.init(theta), []
