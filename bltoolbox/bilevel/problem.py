@@ -214,6 +214,20 @@ class Lower(ABC):
         weights = torch.as_tensor(weight, dtype=self.mu.dtype, device=self.mu.device)
         return Tilted(self, upper, weights.expand(len(self.mu)))
 
+    def wrt(self, *inputs: str) -> Lower:
+        """The same tasks with inputs such as ``y`` added to θ, so that every estimator differentiates in them, too.
+
+        An input is a field with one row per task.
+        """
+        if clashes := sorted(set(inputs) & set(self.theta)):
+            raise ValueError(f"θ already has a parameter {clashes[0]!r}")
+        values: dict[str, Tensor] = {}
+        for name in inputs:
+            if not isinstance(value := getattr(self, name, None), Tensor):
+                raise ValueError(f"{type(self).__name__} has no input {name!r} with one row per task")
+            values[name] = value
+        return WithInputs(self, values)
+
     def block(self: AnyLower, j: Tensor) -> AnyLower:
         """One block of a finite sum, j of each task; the mean over all blocks is h.
 
@@ -361,6 +375,122 @@ class Tilted(Lower):
     def _slope(self, x: Tensor) -> Tensor:
         """w ∇g(x)."""
         return expand(self.weight, x) * self.upper.gradient(x)
+
+    def view(self, x: Tensor) -> Tensor:
+        return self.lower.view(x)
+
+    def embed(self, v: Tensor) -> Tensor:
+        return self.lower.embed(v)
+
+
+@dataclass(frozen=True)
+class WithInputs(Lower):
+    """h as a function of x, θ and inputs, e.g. the measurements y: they are parameters of each task by itself.
+
+    θ contains the rows of all tasks that there were when ``wrt`` was called. ``take`` keeps it whole and remembers
+    which rows are in use, so that estimators may drop tasks and still add up gradients of one shape.
+    """
+
+    lower: Lower
+    inputs: Theta
+    #: The rows of the inputs that belong to the tasks; None for all of them.
+    rows: Tensor | None = None
+
+    @property
+    def ids(self) -> Tensor:  # type: ignore[override]
+        return self.lower.ids
+
+    @property
+    def theta(self) -> Theta:  # type: ignore[override]
+        return {**self.lower.theta, **self.inputs}
+
+    @property
+    def mu(self) -> Tensor:  # type: ignore[override]
+        return self.lower.mu
+
+    @property
+    def lipschitz(self) -> Tensor:
+        return self.lower.lipschitz
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.lower.bounded
+
+    @property
+    def counter(self) -> Counter:  # type: ignore[override]
+        return self.lower.counter
+
+    @property
+    def constrained(self) -> bool:  # type: ignore[override]
+        return self.lower.constrained
+
+    @property
+    def blocks(self) -> int:  # type: ignore[override]
+        return self.lower.blocks
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.lower.shape
+
+    def at_theta(self, theta: Theta) -> WithInputs:
+        inputs = {name: theta[name] for name in self.inputs}
+        lower = self.lower.at_theta({name: value for name, value in theta.items() if name not in inputs})
+        own = {name: value if self.rows is None else value[self.rows] for name, value in inputs.items()}
+        return WithInputs(replace(lower, **own), inputs, self.rows)  # type: ignore[type-var]
+
+    def take(self, index: Tensor) -> WithInputs:
+        rows = index if self.rows is None else self.rows[index]
+        return WithInputs(self.lower.take(index), self.inputs, rows)
+
+    def block(self, j: Tensor) -> WithInputs:
+        return replace(self, lower=self.lower.block(j))
+
+    def counted_by(self, counter: Counter) -> WithInputs:
+        return replace(self, lower=self.lower.counted_by(counter))
+
+    def start(self) -> Tensor:
+        return self.lower.start()
+
+    def gradient_tol(self, tol: float) -> Tensor:
+        return self.lower.gradient_tol(tol)
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.lower.energy(x)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.lower.gradient(x)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.lower.project(x)
+
+    def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
+        return self.lower.residual(x, gradient)
+
+    def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
+        return self.lower.free(x, gradient)
+
+    def linearize(self, x: Tensor) -> Linearization:
+        return self.lower.linearize(x)
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        lower = self.at_theta(theta).lower
+        return lower.pairing(lower.theta, x, q)
+
+    def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        return super().mixed(x, self._free_part(x, q), weights)
+
+    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        return super().mixed_each(x, self._free_part(x, q))
+
+    def _free_part(self, x: Tensor, q: Tensor) -> Tensor:
+        free = self.free(x, self.gradient(x)) if self.constrained else None
+        return q if free is None else q * free
+
+    def composite(self) -> Composite | None:
+        return self.lower.composite()
+
+    def saddle(self) -> Saddle | None:
+        return self.lower.saddle()
 
     def view(self, x: Tensor) -> Tensor:
         return self.lower.view(x)

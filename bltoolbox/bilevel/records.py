@@ -93,7 +93,7 @@ class Cost:
     mixed_products: Amount = 0
     #: Derivatives ∂_θ h of the lower level, which value-function methods use.
     theta_gradients: Amount = 0
-    #: Iterations spent in restoring validation and evaluation images, and in tuning the baseline.
+    #: Iterations spent on validation and evaluation tasks, and in tuning the baseline.
     evaluation_iterations: int = 0
     #: Oracle calls, not summed over samples.
     hypergradients: int = 0

@@ -44,7 +44,7 @@ def evaluate(
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Measure a trained model on its evaluation images, or on the evaluation tasks of its problem.
+    """Measure a trained model on its evaluation images or tasks.
 
     Images are degraded as in the recipe, with noise that depends only on the seed and the image, and restored from a
     cold start to evaluation_tol; recorded measurements are taken as they are. Metrics refer to the range of values of

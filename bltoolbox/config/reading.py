@@ -106,7 +106,7 @@ ARRAY_IMAGES = Limit(
     "the images of a data set", 2**24, "images", "a run keeps some bytes for each one", "BLT_MAX_IMAGES"
 )
 GENERATED = Limit(
-    "generated images",
+    "generated data",
     _half_of_memory(),
     "bytes",
     "half of the machine's memory, where all of them are kept",

@@ -11,7 +11,7 @@ the default component of that section. Validation needs no torch once the signat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le
 from bltoolbox.config.block import Block, plain
 from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.describe import NO_SETTING, OfKind, construct, describe
-from bltoolbox.config.overrides import apply_overrides, choose_variant, variant_names
+from bltoolbox.config.overrides import Overrides, apply_overrides, choose_variant, variant_names
 from bltoolbox.config.problem_keys import IMAGE_KEYS, check_metric, foreign_keys, named_problem, own_settings
 from bltoolbox.config.reading import RECIPE, FileRefused, open_file
 from bltoolbox.config.registry import load_registry
@@ -174,17 +174,21 @@ class Recipe(Shown):
 
 
 def load_recipe(
-    source: str | Path,
-    overrides: Sequence[str] = (),
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides = (),
     registry: Registry | None = None,
     *,
     data_given: bool = False,
 ) -> Recipe:
-    """Read a recipe: a file, or the name of a shipped recipe.
+    """Read a recipe: a file, the name of a shipped recipe, or its sections as a mapping.
+
+    Overrides are texts such as ``sampler.size=8``, or a mapping ``{"sampler.size": 8}``.
 
     With ``data_given`` it may lack its section ``data``, and have ``noise: null``, because ``run`` is given data from
     Python.
     """
+    if isinstance(source, Mapping):
+        return recipe_from_dict(source, overrides, registry, data_given=data_given)
     path = find_recipe(source)
     return parse_recipe(_read(path), str(path), overrides, registry, data_given=data_given)
 
@@ -219,7 +223,7 @@ def _read(path: Path) -> str:
 def parse_recipe(
     text: str,
     file: str = "<recipe>",
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     registry: Registry | None = None,
     *,
     data_given: bool = False,
@@ -233,7 +237,7 @@ def parse_recipe(
         raise RecipeError([document.root.problem(message)])
     if not isinstance(document.data, dict):
         raise RecipeError(document.problems)
-    if data_given:
+    if data_given and "problem" not in document.data:
         document.data.setdefault("data", {"name": "python"})
     path = None if file.startswith("<") else Path(file)
     name = path.stem if path else "recipe"
@@ -242,15 +246,25 @@ def parse_recipe(
 
 
 def recipe_from_dict(
-    settings: Mapping[str, Any], overrides: Sequence[str] = (), registry: Registry | None = None
+    settings: Mapping[str, Any],
+    overrides: Overrides = (),
+    registry: Registry | None = None,
+    *,
+    data_given: bool = False,
 ) -> Recipe:
     """A recipe from plain data, as ``to_dict`` returns it; may contain blocks and settings objects."""
     document = Document({key: plain(value) for key, value in settings.items()}, Spot("<recipe>"))
-    return _resolve(document, overrides, registry, text="")
+    if data_given and "problem" not in document.data:
+        document.data.setdefault("data", {"name": "python"})
+    return _resolve(document, overrides, registry, data_given=data_given, text="")
 
 
 def with_data(
-    recipe: Recipe, sections: Mapping[str, Block], overrides: Sequence[str] = (), recorded: bool = False
+    recipe: Recipe,
+    sections: Mapping[str, Block],
+    overrides: Overrides = (),
+    recorded: bool = False,
+    registry: Registry | None = None,
 ) -> Recipe:
     """A recipe with other data, checked again; ``recorded`` measurements have no noise, unless the recipe gives
     some, which is refused."""
@@ -258,14 +272,14 @@ def with_data(
     given = recipe.document.data if recipe.document else {}
     if recorded and given.get("noise") is None:
         del settings["noise"]
-    found = recipe_from_dict(settings, overrides)
+    found = recipe_from_dict(settings, overrides, registry)
     document = recipe.document or found.document  # where the problems of a file are
     return replace(found, text=recipe.text, name=recipe.name, folder=recipe.folder, document=document)
 
 
 def _resolve(
     document: Document,
-    overrides: Sequence[str],
+    overrides: Overrides,
     registry: Registry | None,
     *,
     data_given: bool = False,

@@ -5,7 +5,8 @@ is recorded with its reason. If two components have the same kind and name, both
 the message names both distributions. Nothing here imports torch; a component's module is imported when its class is
 needed.
 
-``BLT_PLUGINS=a,b`` restricts discovery to those entry points; files given to ``load_registry`` are always added.
+``BLT_PLUGINS=a,b`` restricts discovery to those entry points; files and modules given to ``load_registry`` are always
+added.
 """
 
 from __future__ import annotations
@@ -209,8 +210,8 @@ class Registry:
         return f"; broken plugins: {', '.join(names)}" if names else ""
 
 
-def load_registry(files: Sequence[str | Path] = ()) -> Registry:
-    """Discover the installed plugins, and add those in ``files``."""
+def load_registry(files: Sequence[str | Path | ModuleType] = ()) -> Registry:
+    """Discover the installed plugins, and add those in ``files``, which may also be modules that are imported."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
     plugins: list[Plugin] = []
@@ -229,12 +230,10 @@ def load_registry(files: Sequence[str | Path] = ()) -> Registry:
         hint = did_you_mean(name, [point.name for point in points])
         reason = f"BLT_PLUGINS names it, but no installed distribution provides it{hint}"
         plugins.append(Plugin(name, "BLT_PLUGINS", "", "", "broken", reason))
-    for path in dict.fromkeys(Path(file).resolve() for file in files):
-        if not path.is_file():
-            raise UsageError(f"plugin file {path} does not exist")
-        module = _module_name(path)
-        plugin = Plugin(path.name, str(path), "", module)
-        _enter(manager, plugin, partial(_import_file, path, module), plugins, components)
+    for given in dict.fromkeys(
+        file if isinstance(file, ModuleType) else Path(file).resolve() for file in files
+    ):
+        _enter(manager, *_given(given), plugins, components)
     return Registry(plugins, components)
 
 
@@ -313,6 +312,16 @@ def _check(component: Any) -> None:
 
 def _a(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _given(source: Path | ModuleType) -> tuple[Plugin, Callable[[], ModuleType]]:
+    """A plugin that is named by the caller, and how to load it."""
+    if isinstance(source, ModuleType):
+        return Plugin(source.__name__, f"module {source.__name__}", "", source.__name__), lambda: source
+    if not source.is_file():
+        raise UsageError(f"plugin file {source} does not exist")
+    module = _module_name(source)
+    return Plugin(source.name, str(source), "", module), partial(_import_file, source, module)
 
 
 def _module_name(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.results import RunResult
 
 _INK, _ACCENT, _SECOND = "#1f2933", "#2563eb", "#d9480f"
+#: Characters of a caption that fit above one map.
+_CAPTION = 40
 
 
 def draw(result: RunResult, folder: Path) -> list[Path]:
@@ -153,14 +156,17 @@ def maps(result: RunResult) -> Figure | None:
     if not parameters:
         return None
     columns = max(len(parameter.values) for parameter in parameters)
-    figure = _figure(2.6 * columns, 2.9 * len(parameters))
-    axes = figure.subplots(len(parameters), columns, squeeze=False)
-    for cell in axes.flat:
-        cell.axis("off")
-    for row, parameter in zip(axes, parameters, strict=True):
-        for cell, picture in zip(row, parameter.shades, strict=False):
+    figure = _figure(2.6 * columns, 3.1 * len(parameters))
+    for row, parameter in zip(
+        figure.subfigures(len(parameters), 1, squeeze=False).flat, parameters, strict=True
+    ):
+        cells = row.subplots(1, columns, squeeze=False, gridspec_kw={"wspace": 0.08})[0]
+        for cell in cells:
+            cell.axis("off")
+        for cell, picture in zip(cells, parameter.shades, strict=False):
             _show(cell, picture)
-        row[0].set_title(f"{parameter.caption}\n{parameter.scale}", fontsize=8, color=_INK, loc="left")
+        caption = textwrap.fill(parameter.caption, _CAPTION * columns)
+        row.suptitle(f"{caption}\n{parameter.scale}", fontsize=8, color=_INK, x=0.01, ha="left")
     return figure
 
 

@@ -149,7 +149,7 @@ class ImageLower(Lower):
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         parts = prepare(self.problem, theta)
         pairing = self.problem.regularizer.pairing(parts["regularizer"], x, q)
-        if parts["operator"] or parts["data_term"]:
+        if parts["operator"] or parts["data_term"] or self.y.requires_grad:
             apply = self.problem.operator.apply
             x, q = self.view(x), self.view(q)
             t = apply(x, parts["operator"], self.context)

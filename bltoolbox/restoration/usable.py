@@ -16,6 +16,7 @@ from torch import Tensor
 from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import detached, keyed_generator
+from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import with_channels
 from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.restoration.theta import join, split
@@ -113,6 +114,25 @@ def initial_thetas(
             )
         except ValueError:
             continue
+
+
+def initial_theta(
+    problem: Variational, color: str, seed: int, shape: Sequence[int] | None
+) -> dict[str, Tensor]:
+    """The θ with which training begins, for images of ``shape`` (C, H, W) or, if it does not depend on it, of any
+    size; as float64 CPU tensors."""
+
+    def begin(images: Sequence[int]) -> dict[str, Tensor]:
+        generator = keyed_generator("theta", seed)
+        return join(**{role: part.init_params(images, generator) for role, part in problem.parts.items()})
+
+    if shape is not None:
+        return begin(tuple(shape))
+    channels = 1 if color == "gray" else 3
+    theta, other = (begin((channels, side, side)) for side in _SIDES[-2:])
+    if _shapes(theta) != _shapes(other):
+        raise UsageError("θ depends on the size of the images; give shape=(C, H, W)")
+    return theta
 
 
 def any_size(channels: Iterable[int]) -> Iterator[tuple[int, int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import bltoolbox
 from bltoolbox.config.block import Block
 from bltoolbox.config.hooks import STAND_INS
 from bltoolbox.config.names import GIVEN_FILE, RECIPE_FILE
+from bltoolbox.config.overrides import Overrides
 from bltoolbox.config.reading import open_file
 from bltoolbox.config.recipe import Recipe, load_recipe
 from bltoolbox.config.registry import Registry
@@ -42,7 +43,7 @@ class Reopened:
 @contextlib.contextmanager
 def reopen(
     path: Path,
-    overrides: Sequence[str],
+    overrides: Overrides,
     registry: Registry,
     ranks: Ranks = ALONE,
     given: Mapping[str, Data] | None = None,
@@ -62,7 +63,7 @@ def reopen(
 
 
 def _assemble(
-    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks, given: Mapping[str, Data]
+    path: Path, overrides: Overrides, registry: Registry, ranks: Ranks, given: Mapping[str, Data]
 ) -> tuple[Experiment, dict[str, Any] | None]:
     """The experiment, and its summary if it is finished."""
     resolved = path / RECIPE_FILE

@@ -155,6 +155,10 @@ def _read(node: ast.ClassDef, lines: Sequence[str]) -> Class:
                 flags.append(ast.unparse(item.target))
         elif isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == "kind":
             kind = ast.literal_eval(item.value)
+        elif isinstance(item, ast.FunctionDef) and any(
+            isinstance(one, ast.Name) and one.id == "overload" for one in item.decorator_list
+        ):
+            continue  # the definition that follows them has the documentation
         elif isinstance(item, ast.FunctionDef) and (not item.name.startswith("_") or item.name == "__len__"):
             methods.append(_method(item))
     doc, bases = ast.get_docstring(node) or "", tuple(ast.unparse(base) for base in node.bases)

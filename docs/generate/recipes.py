@@ -28,6 +28,9 @@ A recipe is a YAML file with the keys below. It needs `data`, `regularizer` and 
 
 {fence(MINIMAL, "yaml")}
 
+A recipe that is not about images names a `problem` with its options instead of `data`, `regularizer` and the other
+sections for images; see [Problems without images](other-problems.md).
+
 `blt validate FILE` reports every problem in a file at once, `blt run FILE --dry-run` prints it with every default
 written out, `blt recipes` lists the shipped recipes, and `blt schema` writes a JSON Schema for editors.
 """

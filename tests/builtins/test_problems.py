@@ -144,6 +144,7 @@ class TestRidge:
             ({"blocks": 50}, "blocks is 50, but a task has only 20 examples"),
             ({"validation": 0.5, "test": 0.5}, "leave none of the 400 examples for training"),
             ({"data": {"relevant": 50}}, "relevant is 50, but there are only 40 features"),
+            ({"data": {"examples": 2**40}}, "BLT_MAX_GENERATED"),
         ],
     )
     def test_options_that_cannot_be_met_are_refused(self, options: dict[str, Any], sentence: str) -> None:
@@ -171,6 +172,7 @@ class TestFiles:
         [
             (np.arange(60) % 3, "3 classes, not two; use softmax-regression"),
             (np.arange(60) / 7, "the numbers of classes"),
+            (np.where(np.arange(60) < 59, 0, 1e13), "the numbers of classes"),
             (np.zeros((60, 2)), r"got \(60, 3\) and \(60, 2\)"),
             (np.full(60, np.nan), "NaN or infinite"),
         ],

@@ -1,4 +1,4 @@
-"""Properties of problems: derivatives of both levels in x and θ, bounds, blocks, batches, splits and metrics."""
+"""Properties of problems: parameters, splits, determinism, batches, and derivatives of both levels in x and θ."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.bilevel.roles import Problem
 from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import dot, keyed_generator
-from bltoolbox.runs.metric import Metric
 from bltoolbox.testing.checks.base import (
     NotApplicable,
     Subject,
-    fail,
     holds,
     normal,
     require,
@@ -29,29 +27,26 @@ from bltoolbox.testing.checks.base import (
 )
 from bltoolbox.testing.checks.hidden_state import stateless
 from bltoolbox.testing.checks.numerics import (
-    DENSE,
     batches,
     best_difference,
     derivative_fails,
     describe_batch,
     require_theta_derivative,
-    shifted,
 )
-from bltoolbox.testing.reference import reference_hypergradient, reference_solve
 
 KIND = "problem"
 SPLITS = ("training", "validation", "evaluation")
 LIKE = torch.zeros((), dtype=torch.float64)
 #: Tasks that are tried at once.
 COUNT = 3
-#: Relative errors that rounding explains: of bounds, and of sums in another order.
-ROUNDING, ORDER = 1e-9, 1e-10
+#: Relative error of sums in another order.
+ORDER = 1e-10
 #: Accepted relative error of the hypergradient.
 ACCEPTED = 1e-5
 
 
 @dataclass(frozen=True)
-class _Bench:
+class Bench:
     """Some tasks at a θ near the initial one, and a random x."""
 
     problem: Problem
@@ -87,7 +82,8 @@ def _build(subject: Subject) -> Problem:
     return problem
 
 
-def _bench(subject: Subject, split: str = "training") -> _Bench:
+def bench_of(subject: Subject, split: str = "training") -> Bench:
+    """The problem with its example options, on one split."""
     problem = _build(subject)
     tasks = _tasks_of(problem, split)
     if tasks is None:
@@ -97,7 +93,7 @@ def _bench(subject: Subject, split: str = "training") -> _Bench:
         name: value.double() + 0.1 * normal(*value.shape, seed=50 + k)
         for k, (name, value) in enumerate(initial.items())
     }
-    return _Bench(problem, tasks, problem.project(moved))
+    return Bench(problem, tasks, problem.project(moved))
 
 
 def _tasks_of(problem: Problem, split: str, like: Tensor = LIKE) -> Tasks | None:
@@ -121,7 +117,7 @@ def _initial(subject: Subject) -> None:
 
 @holds(KIND, "projects onto admissible parameters")
 def _projection(subject: Subject) -> None:
-    bench = _bench(subject)
+    bench = bench_of(subject)
     again = bench.problem.project(bench.theta)
     for name, value in bench.theta.items():
         require(name in again, f"project() drops {name!r}; it must return every parameter")
@@ -182,7 +178,7 @@ def _splits(subject: Subject) -> None:
             )
 
 
-def _figures(bench: _Bench) -> dict[str, Tensor]:
+def _figures(bench: Bench) -> dict[str, Tensor]:
     (lower, upper), x = bench.at(), bench.x()
     return {
         "the start": lower.start(),
@@ -196,7 +192,7 @@ def _figures(bench: _Bench) -> dict[str, Tensor]:
 def _determinism(subject: Subject) -> None:
     for split in SPLITS:
         try:
-            first, second = _bench(subject, split), _bench(subject, split)
+            first, second = bench_of(subject, split), bench_of(subject, split)
         except NotApplicable:
             if split == "training":
                 raise
@@ -235,7 +231,7 @@ def _use(subject: Subject, component: Problem, problem: int) -> Iterator[tuple[s
 
 @holds(KIND, "treats each task for itself")
 def _batch_independence(subject: Subject) -> None:
-    bench = _bench(subject)
+    bench = bench_of(subject)
     x, count = bench.x(), len(bench.ids)
     together = _all_results(*bench.at(), x)
     for index in batches(count):
@@ -273,7 +269,7 @@ def _all_results(lower: Lower, upper: Upper, x: Tensor) -> dict[str, Tensor]:
 
 @holds(KIND, "has the derivatives in x of both levels")
 def _derivatives(subject: Subject) -> None:
-    bench = _bench(subject)
+    bench = bench_of(subject)
     (lower, upper), x = bench.at(), bench.x()
     v = normal(*x.shape, seed=3)
     _compare(
@@ -295,7 +291,7 @@ def _compare(function: Callable[[float], Tensor], claimed: Tensor, what: str) ->
 
 @holds(KIND, "has the derivatives in θ of both levels")
 def _theta_derivatives(subject: Subject) -> None:
-    bench = _bench(subject)
+    bench = bench_of(subject)
     (lower, upper), x = bench.at(), bench.x()
     q, weights = normal(*x.shape, seed=4), torch.linspace(0.5, 1.5, len(x), dtype=torch.float64)
     d = bench.directions()
@@ -322,188 +318,3 @@ def _theta_derivatives(subject: Subject) -> None:
         total = sum((claimed[name] * d[name]).sum() for name in claimed) if claimed else 0.0
         slope = torch.as_tensor(total, dtype=torch.float64).detach()
         require_theta_derivative(function, bench.theta, d, slope, what, cause)
-
-
-@holds(KIND, "has valid bounds of its curvature")
-def _bounds(subject: Subject) -> None:
-    bench = _bench(subject)
-    lower, upper = bench.at()
-    for seed in (0, 1):
-        x = bench.x(seed)
-        low, high = _spectrum(lower, x)
-        _require_bounds(lower, low, high, "the lower level")
-        _require_loss_bounds(upper, x)
-
-
-def _spectrum(lower: Lower, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The extreme eigenvalues of each task's Hessian; of random directions where it is large."""
-    system = lower.linearize(x)
-    return _extremes(system.hvp, x)
-
-
-def _extremes(product: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    size = x[0].numel()
-    if size <= DENSE:
-        units = torch.eye(size, dtype=x.dtype).view(size, 1, *x.shape[1:])
-        columns = torch.stack([product(unit.expand_as(x)).flatten(1) for unit in units], 2)
-        values = torch.linalg.eigvalsh((columns + columns.mT) / 2)
-        return values[:, 0], values[:, -1]
-    quotients = []
-    for seed in range(20):
-        v = normal(*x.shape, seed=seed)
-        quotients.append(dot(v, product(v)) / dot(v, v))
-    found = torch.stack(quotients)
-    return found.amin(0), found.amax(0)
-
-
-def _require_bounds(lower: Lower, low: Tensor, high: Tensor, what: str) -> None:
-    slack = ROUNDING * high.abs()
-    for task in range(len(low)):
-        mu, bound = float(lower.mu[task]), float(lower.lipschitz[task])
-        require(
-            mu <= float(low[task] + slack[task]),
-            f"mu of {what} of task {task} is {mu:.6g}, but its Hessian has the eigenvalue {float(low[task]):.6g};"
-            " it must be a lower bound at every x, or −∞ where none is known",
-        )
-        require(
-            bound >= float(high[task] - slack[task]),
-            f"lipschitz of {what} of task {task} is {bound:.6g}, but its Hessian has the eigenvalue"
-            f" {float(high[task]):.6g}; it must be an upper bound at every x, or +∞ where none is known",
-        )
-    require(
-        not lower.bounded or bool(torch.isfinite(lower.lipschitz).all()),
-        "bounded says that lipschitz is known for every task, but one of them is infinite",
-    )
-
-
-def _require_loss_bounds(upper: Upper, x: Tensor) -> None:
-    def product(v: Tensor) -> Tensor:
-        with torch.enable_grad():
-            at = x.detach().requires_grad_()
-            slope = torch.autograd.grad(upper.value(at).sum(), at, create_graph=True)[0]
-            if not slope.requires_grad:
-                return torch.zeros_like(x)
-            return torch.autograd.grad(slope, at, v, retain_graph=True)[0]
-
-    low, high = _extremes(product, x)
-    slack = ROUNDING * high.abs().clamp_min(1e-12)
-    least = bool((low >= -slack).all()) or not upper.convex
-    require(least, f"the loss is declared convex, but its Hessian has the eigenvalue {float(low.min()):.6g}")
-    if upper.lipschitz is not None:
-        bound = torch.as_tensor(upper.lipschitz, dtype=torch.float64).expand(len(x))
-        size = torch.maximum(low.abs(), high.abs())
-        require(
-            bool((bound >= size - slack).all()),
-            f"lipschitz of the loss is {float(bound.min()):.6g}, but its Hessian has an eigenvalue of size"
-            f" {float(size.max()):.6g}; return None where none is known",
-        )
-    require(
-        bool((upper.value(x) >= upper.infimum).all()),
-        f"infimum of the loss is {upper.infimum:g}, but a value is {float(upper.value(x).min()):.6g}",
-    )
-
-
-@holds(KIND, "is the mean of its blocks")
-def _blocks(subject: Subject) -> None:
-    bench = _bench(subject)
-    (lower, upper), x = bench.at(), bench.x()
-    if lower.blocks == 1 and upper.blocks == 1:
-        raise NotApplicable("neither level is a finite sum")
-    q, weights = normal(*x.shape, seed=4), torch.ones(len(x), dtype=torch.float64)
-    cause = (
-        "the mean over all blocks, not their sum, is the whole; a block of n rows has weights times blocks"
-    )
-    if lower.blocks > 1:
-        parts = [lower.block(torch.full((len(x),), j)) for j in range(lower.blocks)]
-        for name, of in (
-            ("energy", lambda one: one.energy(x).detach()),
-            ("gradient", lambda one: one.gradient(x)),
-            ("hvp", lambda one: one.linearize(x).hvp(q)),
-        ):
-            mean = torch.stack([of(part) for part in parts]).mean(0)
-            require_close(mean, of(lower), ORDER, f"the mean of {name} over {lower.blocks} blocks", cause)
-        for name, value in lower.mixed(x, q, weights).items():
-            mean = torch.stack([part.mixed(x, q, weights)[name] for part in parts]).mean(0)
-            require_close(
-                mean, value, ORDER, f"the mean of mixed() in {name} over {lower.blocks} blocks", cause
-            )
-        for j, part in enumerate(parts):
-            _require_bounds(part, *_spectrum(part, x), what=f"block {j}")
-    if upper.blocks > 1:
-        pieces = [upper.block(torch.full((len(x),), j)) for j in range(upper.blocks)]
-        for name, of_loss in (("value", lambda one: one.value(x)), ("gradient", lambda one: one.gradient(x))):
-            mean = torch.stack([of_loss(piece) for piece in pieces]).mean(0)
-            require_close(
-                mean,
-                of_loss(upper),
-                ORDER,
-                f"the mean of {name} of the loss over {upper.blocks} blocks",
-                cause,
-            )
-
-
-@holds(KIND, "measures its metrics of each task")
-def _metrics(subject: Subject) -> None:
-    bench = _bench(subject)
-    metrics = bench.problem.metrics
-    if not metrics:
-        raise NotApplicable("it has no metrics besides the loss")
-    for name, metric in metrics.items():
-        good = (
-            isinstance(metric, Metric) and metric.name == name and Metric.parse(metric.as_dict()) is not None
-        )
-        require(good, f"metrics[{name!r}] must be a Metric with the name {name!r}, in lower case")
-        require(name != "loss", "'loss' is measured for every problem; leave it out of metrics")
-    x, names = bench.x(), list(metrics)
-    at = bench.tasks.at(bench.theta, Counter())
-    together = at.measure(names, bench.ids, x)
-    for name in names:
-        require(name in together, f"measure() returns no {name!r}, which is among metrics")
-        values = together[name]
-        good = len(values) == len(bench.ids) and all(isinstance(value, float) for value in values)
-        require(good, f"measure() must return a list of one float per task for {name!r}, got {values!r}")
-        alone = [at.measure([name], [k], x[k : k + 1])[name][0] for k in bench.ids]
-        close = all(
-            math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(alone, values, strict=True)
-        )
-        require(close, f"{name} of a task alone differs from its value in a batch: {alone} and {values}")
-
-
-@holds(KIND, "has hypergradients that agree with differences of f")
-def _hypergradient(subject: Subject) -> None:
-    bench = _bench(subject)
-    (lower, upper), weights = (
-        bench.at(),
-        torch.full((len(bench.ids),), 1 / len(bench.ids), dtype=torch.float64),
-    )
-    if lower.start()[0].numel() > DENSE:
-        raise NotApplicable(
-            f"x has more than {DENSE} entries; let example() return options for a smaller problem"
-        )
-    x = reference_solve(lower, lower.start(), 1e-12)
-    if float(lower.residual(x).max()) > 1e-8:
-        fail(
-            f"the lower level cannot be minimised: the gradient norm remains at {float(lower.residual(x).max()):.2g};"
-            " example() must return options for which it is strongly convex"
-        )
-    z, d = (
-        bench.problem.project_gradient(reference_hypergradient(lower, upper, x, weights)),
-        bench.directions(),
-    )
-    claimed = torch.as_tensor(sum((z[name] * d[name]).sum() for name in z)).detach()
-
-    def value(t: float) -> Tensor:
-        moved_lower, moved_upper = bench.at(shifted(bench.theta, d, t))
-        return weights @ moved_upper.value(reference_solve(moved_lower, x, 1e-12))
-
-    errors = []
-    for step in (1e-3, 1e-4):
-        quotient = (value(step) - value(-step)) / (2 * step)
-        size = max(abs(float(quotient)), abs(float(claimed)), 1e-8)
-        errors.append((abs(float(quotient - claimed)) / size, float(quotient)))
-    error, best = min(errors)
-    require(
-        error <= ACCEPTED,
-        f"the derivative of f along a random direction is {float(claimed):.8g} by implicit differentiation, and"
-        f" {best:.8g} by central differences; look at how energy() and the loss depend on θ",
-    )

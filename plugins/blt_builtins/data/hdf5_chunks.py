@@ -1,9 +1,8 @@
 """Chunks of an HDF5 dataset, checked before HDF5 decodes them.
 
 HDF5 makes room for whatever a compressed chunk expands to, which may be a thousand times its bytes, and then takes it
-for a chunk of the size that the dataset declares: a chunk that expands to less is read beyond its end. So every chunk
-is first decompressed here, piece by piece and without keeping the pieces, and must expand to exactly the declared
-bytes.
+for a chunk of the size that the dataset declares: one that expands to less is read beyond its end. So every chunk is
+first decompressed here, piece by piece and without keeping the pieces, and must expand to exactly the declared bytes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from bltoolbox.plugin import RECORDED, keyed_generator, read_array
+from bltoolbox.plugin import GENERATED, RECORDED, keyed_generator, read_array
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ def draw(source: Generated | GeneratedClasses, columns: int, answer: Callable[[T
     generator = keyed_generator("table", source.seed)
     if source.relevant > source.features:
         raise ValueError(f"relevant is {source.relevant}, but there are only {source.features} features")
+    GENERATED.check("the recipe", 8 * (source.examples + source.relevant) * (source.features + columns))
     features = _normal(generator, source.examples, source.features)
     truth = _normal(generator, source.relevant, columns)
     noise = source.noise * _normal(generator, source.examples, columns)
@@ -130,7 +131,7 @@ def read(files: Files) -> Table:
 def class_count(table: Table) -> int:
     """The number of classes of a table; a ValueError if targets are not the numbers of classes."""
     values = table.targets.unique()
-    count = int(values.max()) + 1
+    count = len(values)  # whatever the largest number is
     if count < 2 or not torch.equal(values, torch.arange(count, dtype=values.dtype)):
         raise ValueError(
             "targets must be the numbers of classes, from 0 and without gaps, of at least two classes"
