@@ -264,14 +264,13 @@ def test_recipes_that_are_shown_are_valid(path: Path) -> None:
         sampler = {"sampler": "full"} if "upper_optimizer" in settings else {}
         # Where a regularizer has no derivatives, and for what needs its conjugate instead.
         saddle = NONSMOOTH if any(name in text for name in ("nonsmooth", "pdhg", "piggyback")) else {}
-        # What uses the inverse Hessian of a solver needs one that builds it.
-        if settings.get("hypergradient", {}) and "shine" in text and "lower_solver" not in settings:
-            saddle = {"lower_solver": "lbfgs"}
+        # One hypergradient uses the inverse Hessian that a solver has built.
+        inverse = {"lower_solver": "lbfgs"} if "shine" in text else {}
         # Another problem than images has no sections for them.
         other = settings.get("problem", {"name": "variational"})["name"] != "variational"
         least = {"budget": rest["budget"]} if other else rest
         try:
-            recipe_from_dict({**least, **sampler, **saddle, **settings})
+            recipe_from_dict({**least, **sampler, **saddle, **inverse, **settings})
         except RecipeError as error:
             pytest.fail(f"{path.name}:{line}: {error}")
 
