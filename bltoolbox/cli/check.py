@@ -51,7 +51,7 @@ def check(
     """
     targets, overrides = split_overrides(arguments or [])
     registry = open_registry(plugin, warn=not as_json)
-    recipes = [target for target in targets if _is_recipe(target, registry)]
+    recipes = [target for target in targets if _is_recipe(target, registry, bool(overrides))]
     if overrides and not recipes:
         raise UsageError(f"{overrides[0]} is an override for a recipe, but no recipe is given")
     names = [target for target in targets if target not in recipes]
@@ -68,14 +68,16 @@ def check(
     raise typer.Exit(code)
 
 
-def _is_recipe(target: str, registry: Registry) -> bool:
-    """An existing YAML file, or the name of a shipped recipe that is not the name of a component."""
+def _is_recipe(target: str, registry: Registry, overridden: bool) -> bool:
+    """A YAML file, or the name of a shipped recipe; if a component has that name, too, overrides decide."""
     from bltoolbox.config.shipped_recipes import shipped_recipes
 
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):
         return True
-    return target in shipped_recipes() and all(one.name != target for one in registry.components())
+    return target in shipped_recipes() and (
+        overridden or all(one.name != target for one in registry.components())
+    )
 
 
 def _selection(

@@ -56,6 +56,13 @@ def written(folder: Path, kind: str, body: str) -> Path:
     return file
 
 
+def test_overrides_mean_the_recipe_where_a_component_has_its_name(check: Callable[..., Told]) -> None:
+    code, _, said = check("mri", "operator.acceleration=0")
+    assert code == 3 and "operator.acceleration: expected a number of at least 1" in said
+    code, out, _ = check("mri", "--json")
+    assert code == 0 and [one["kind"] for one in json.loads(out)["components"][:1]] == ["operator"]
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
     (tmp_path / "small.yaml").write_text(SMALL)
