@@ -77,8 +77,11 @@ def test_gradcheck(case: str) -> None:
 
 @pytest.mark.parametrize(
     "hypergradient",
-    ["cg-ift", "minres", {"name": "neumann", "terms": 600}, {"name": "unrolled", "steps": 120}, CGIFT()],
-    ids=["cg-ift", "minres", "neumann", "unrolled", "component"],
+    [
+        *("cg-ift", "minres", {"name": "neumann", "terms": 600}, {"name": "unrolled", "steps": 120}, CGIFT()),
+        {"name": "shine", "refinement": 200},
+    ],
+    ids=["cg-ift", "minres", "neumann", "unrolled", "component", "shine"],
 )
 def test_any_hypergradient_that_fits(hypergradient: Any) -> None:
     settings = recipe(regularizer={"name": "tv", "weight": 0.1, "nu": 0.3})
@@ -308,6 +311,12 @@ REFUSED: dict[str, tuple[Mapping[str, Any], dict[str, Any], type[Exception], str
         {"hypergradient": "piggyback"},
         UsageError,
         "needs a regularizer with .*, which FieldOfExperts does not have",
+    ),
+    "solver": (
+        {"lower_solver": "agd"},
+        {"hypergradient": "shine"},
+        UsageError,
+        "needs a lower_solver with inverse, which AGD does not have",
     ),
     "unknown": ({}, {"hypergradient": "cg-itf"}, UsageError, "did you mean 'cg-ift'"),
     "option": ({}, {"hypergradient": {"name": "unrolled", "step": 3}}, UsageError, "has no parameter 'step'"),
