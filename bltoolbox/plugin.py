@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.linear import initial_residual as initial_residual
     from bltoolbox.bilevel.linear import solve_linear as solve_linear
     from bltoolbox.bilevel.linear import sweep as sweep
+    from bltoolbox.bilevel.preconditioner import Preconditioner as Preconditioner
+    from bltoolbox.bilevel.preconditioner import Preconditioning as Preconditioning
+    from bltoolbox.bilevel.preconditioner import unavailable as unavailable
     from bltoolbox.bilevel.problem import Composite as Composite
     from bltoolbox.bilevel.problem import Lower as Lower
     from bltoolbox.bilevel.problem import Tasks as Tasks
@@ -132,6 +135,7 @@ _HOME = {
         "solve_linear",
         "sweep",
     ),
+    "bltoolbox.bilevel.preconditioner": ("Preconditioner", "Preconditioning", "unavailable"),
     "bltoolbox.bilevel.problem": ("Composite", "Lower", "Tasks", "Upper"),
     "bltoolbox.bilevel.records": (
         "Accuracy",

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.derivatives import Linearization, Retained, gradients_of, leaves_of, rows_of
+from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Theta
 from bltoolbox.bilevel.saddle import Saddle
 from bltoolbox.bilevel.tensors import expand, norm
@@ -104,6 +105,13 @@ class Composite(Protocol):
         """Slopes ψ_k'(t_k), and curvatures of the parabolas that touch ψ_k there and lie above it."""
         ...
 
+    def preconditioner(
+        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
+    ) -> Preconditioner | None:
+        """P ≈ Σ_k K_kᵀ diag(curvatures_k) K_k + μ_0 + shift, easily inverted; None if there is none or, unless
+        ``always``, where it would hardly pay. May wait for the device, unless ``always``."""
+        ...
+
     @property
     def tilt_curvature(self) -> Tensor | None:
         """Per task, the curvature of a parabola that touches a further smooth term of h and lies above it; None if h
@@ -147,7 +155,11 @@ class Lower(ABC):
 
     @abstractmethod
     def start(self) -> Tensor:
-        """The start of a cold solve."""
+        """The start of a cold solve, and what is shown as "before"."""
+
+    def estimate(self) -> Tensor:
+        """A start that is closer to the minimiser, if one is cheap to compute; ``start`` itself by default."""
+        return self.start()
 
     def gradient_tol(self, tol: float) -> Tensor:
         """The gradient norm that guarantees a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
@@ -330,6 +342,9 @@ class Tilted(Lower):
     def start(self) -> Tensor:
         return self.lower.start()
 
+    def estimate(self) -> Tensor:
+        return self.lower.estimate()
+
     def take(self, index: Tensor) -> Tilted:
         return Tilted(self.lower.take(index), self.upper.take(index), self.weight[index])
 
@@ -402,6 +417,11 @@ class _TiltedComposite:
 
     def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         return self.composite.touch(t)
+
+    def preconditioner(
+        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
+    ) -> Preconditioner | None:
+        return self.composite.preconditioner(curvatures, always, self.tilt_curvature + shift)
 
     @property
     def tilt_curvature(self) -> Tensor:

@@ -72,12 +72,14 @@ def expand(scalars: Tensor, like: Tensor) -> Tensor:
 
 
 def take(state: State, index: Tensor) -> State:
-    """The rows ``index`` of every tensor in a dataclass of tensors."""
-    changes = {
-        f.name: value[index]
-        for f in dataclasses.fields(state)  # type: ignore[arg-type]
-        if isinstance(value := getattr(state, f.name), Tensor)
-    }
+    """The rows ``index`` of every tensor in a dataclass of tensors, and of such dataclasses in it."""
+    changes: dict[str, Any] = {}
+    for f in dataclasses.fields(state):  # type: ignore[arg-type]
+        value = getattr(state, f.name)
+        if isinstance(value, Tensor):
+            changes[f.name] = value[index]
+        elif dataclasses.is_dataclass(value):
+            changes[f.name] = take(value, index)
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 
@@ -90,6 +92,8 @@ def put(state: State, index: Tensor, part: State) -> State:
             value = value.clone()
             value[index] = getattr(part, f.name)
             changes[f.name] = value
+        elif dataclasses.is_dataclass(value):
+            changes[f.name] = put(value, index, getattr(part, f.name))
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 

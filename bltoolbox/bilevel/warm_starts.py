@@ -70,12 +70,17 @@ class Store:
 
     def has_any(self, samples: Sequence[int]) -> bool:
         """Whether there is a row of any of ``samples``."""
+        return any(self._has(samples))
+
+    def has_all(self, samples: Sequence[int]) -> bool:
+        """Whether there is a row of each of ``samples``."""
+        return all(self._has(samples))
+
+    def _has(self, samples: Sequence[int]) -> list[bool]:
         if self.guests:
-            return any(
-                (self.guests[sample] if sample in self.guests else self._row(sample)) is not None
-                for sample in samples
-            )
-        return bool(self.known[self._index(samples)].any())
+            rows = (self.guests[one] if one in self.guests else self._row(one) for one in samples)
+            return [row is not None for row in rows]
+        return self.known[self._index(samples)].tolist()
 
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""

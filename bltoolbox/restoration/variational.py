@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.derivatives import Linearization, gradients_of, rows_of
+from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.bilevel.problem import Composite, Lower, Upper
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.saddle import Saddle
-from bltoolbox.bilevel.tensors import detached, dot, norm, ordinary
+from bltoolbox.bilevel.tensors import Constant, detached, dot, norm, ordinary
 from bltoolbox.bilevel.viewed import Viewed
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout, with_channels
@@ -33,6 +34,7 @@ from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
 from bltoolbox.restoration.saddle import ImageSaddle, has_saddle
 from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.spectral import linear_estimate, spectral
 
 Constraint = Literal["none", "nonnegative", "box"]
 
@@ -297,6 +299,14 @@ class VariationalAt:
         # The Hessian of a convex function is never negative, whether or not its author says more.
         return 0.0 if bound is None and self.problem.regularizer.convex else bound
 
+    @cached_property
+    def operator_symbol(self) -> Constant | None:
+        """The eigenvalues of AᵀA by frequency; None where cosines do not diagonalise it."""
+        theta = self.prepared["operator"]
+        with detached():
+            symbol = self.problem.operator.symbol(theta, self.shape)
+        return None if symbol is None else Constant(symbol)
+
     def spectrum(self, context: Rows) -> tuple[Bound, Bound]:
         """Bounds of AᵀA; computed once where all samples have the same operator."""
         return self._spectrum(context) if context else self._common_spectrum
@@ -447,6 +457,9 @@ class ImageLower(Lower):
         start = self.problem.operator.start(y, self.at.prepared["operator"], self.context)
         return self.project(self.embed(image_layout(start)))
 
+    def estimate(self) -> Tensor:
+        return linear_estimate(self)
+
     def view(self, x: Tensor) -> Tensor:
         """The image in x."""
         return x[:, : self.at.shape[0]] if self.at.extra else x
@@ -591,6 +604,11 @@ class _Hessian:
         product = self.prior(v) + self.lower.backward(weighted)
         return product.add_(v, alpha=self.lower.ridge) if self.lower.ridge else product
 
+    def preconditioner(self, always: bool) -> Preconditioner | None:
+        """From the curvatures of the potentials, where the product of the regularizer has them."""
+        prior = getattr(self.prior, "curvature", None)
+        return None if prior is None else spectral(self.lower, prior, self.curvature, always)
+
     def take(self, index: Tensor) -> _Hessian | None:
         """For some of the samples; None where the product of the regularizer cannot be divided."""
         divide = getattr(self.prior, "take", None)
@@ -629,6 +647,12 @@ class _HalfQuadratic:
         slope = lower.problem.data_term.gradient(theta, data, lower.y)
         curvature = lower.problem.data_term.majorant(theta, data, lower.y)
         return (weights * prior, slope), (weights, curvature)
+
+    def preconditioner(
+        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
+    ) -> Preconditioner | None:
+        prior, data = curvatures
+        return spectral(self.lower, torch.as_tensor(prior), data, always, shift, majorant=True)
 
     @property
     def tilt_curvature(self) -> None:
