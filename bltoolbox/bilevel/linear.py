@@ -130,12 +130,12 @@ class CGState:
 class ConjugateGradients:
     """For a positive definite H; the error for any other H names ``caller``.
 
-    The preconditioner P is that of the system, unless ``preconditioning`` is `none` or there is none. The residual is
-    ‖b − Hq‖ with any P.
+    Where ``preconditioning`` asks for it, P is the preconditioner of the system, if it has one. The residual is ‖b − Hq‖
+    with any P.
     """
 
     caller: str = "conjugate gradients"
-    preconditioning: Preconditioning = "auto"
+    preconditioning: Preconditioning = "none"
 
     def init(self, system: System, rhs: Tensor, start: Tensor, tol: Tensor) -> CGState:
         r = initial_residual(system, rhs, start)

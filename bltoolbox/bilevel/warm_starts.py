@@ -70,17 +70,12 @@ class Store:
 
     def has_any(self, samples: Sequence[int]) -> bool:
         """Whether there is a row of any of ``samples``."""
-        return any(self._has(samples))
-
-    def has_all(self, samples: Sequence[int]) -> bool:
-        """Whether there is a row of each of ``samples``."""
-        return all(self._has(samples))
-
-    def _has(self, samples: Sequence[int]) -> list[bool]:
         if self.guests:
-            rows = (self.guests[one] if one in self.guests else self._row(one) for one in samples)
-            return [row is not None for row in rows]
-        return self.known[self._index(samples)].tolist()
+            return any(
+                (self.guests[sample] if sample in self.guests else self._row(sample)) is not None
+                for sample in samples
+            )
+        return bool(self.known[self._index(samples)].any())
 
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""
@@ -133,6 +128,11 @@ class Store:
             self._arrive()
             self.slot, self.known, self._dirty = self._before
         self.commit()
+
+    def undo(self) -> None:
+        """Discard what the transaction has written so far, and continue it."""
+        self.rollback()
+        self.begin()
 
     def changed(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and rows (on the CPU) written since the last ``mark_saved``, a part at a time."""
