@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.saddle import Saddle as Saddle
     from bltoolbox.bilevel.saddle import optimality as optimality
     from bltoolbox.bilevel.tensors import Constant as Constant
+    from bltoolbox.bilevel.tensors import ConstantsByKey as ConstantsByKey
     from bltoolbox.bilevel.tensors import dot as dot
     from bltoolbox.bilevel.tensors import expand as expand
     from bltoolbox.bilevel.tensors import keyed_generator as keyed_generator
@@ -172,6 +173,7 @@ _HOME = {
     "bltoolbox.bilevel.saddle": ("Blocks", "Saddle", "optimality"),
     "bltoolbox.bilevel.tensors": (
         "Constant",
+        "ConstantsByKey",
         "dot",
         "expand",
         "keyed_generator",

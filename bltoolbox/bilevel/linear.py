@@ -130,8 +130,8 @@ class CGState:
 class ConjugateGradients:
     """For a positive definite H; the error for any other H names ``caller``.
 
-    Where ``preconditioning`` asks for it, P is the preconditioner of the system, if it has one. The residual is ‖b − Hq‖
-    with any P.
+    Where ``preconditioning`` asks for it, P is the preconditioner of the system, if it has one. The residual is
+    ‖b − Hq‖ with any P.
     """
 
     caller: str = "conjugate gradients"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 State = TypeVar("State")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -63,6 +64,26 @@ class Constant:
                 found = self.value.to(dtype=x.dtype, device=x.device)
             if type(found) is Tensor:  # not one that stands for others, as under fake tensors
                 self._copies[key] = found
+        return found
+
+
+class ConstantsByKey(Generic[Key]):
+    """Constant tensors by a key such as a size, made when first asked for; the last few are kept."""
+
+    def __init__(self, make: Callable[[Key], Tensor], kept: int = 8) -> None:
+        self._make = make
+        self._most = kept
+        self._kept: dict[Key, Constant] = {}
+
+    def __getitem__(self, key: Key) -> Constant:
+        found = self._kept.get(key)
+        if found is None:
+            with lasting():
+                found = Constant(self._make(key))
+            if type(found.value) is Tensor:  # not one that stands for others, as under fake tensors
+                if len(self._kept) >= self._most:  # pictures and tiles have many different sizes
+                    self._kept.clear()
+                self._kept[key] = found
         return found
 
 

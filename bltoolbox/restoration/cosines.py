@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.tensors import Constant
+from bltoolbox.bilevel.tensors import ConstantsByKey
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,14 @@ class Cosines:
     def transform(self, x: Tensor) -> Tensor:
         """Z of images (B, C, H, W)."""
         spectrum = torch.fft.rfft2(_even_first(_even_first(x.contiguous(), 2), 3))
-        plus, minus = _twiddles(self.height, self.width).like(spectrum)[:2]
+        plus, minus = _TWIDDLES[self.height, self.width].like(spectrum)[:2]
         mirrored = torch.cat([spectrum[:, :, :1], spectrum[:, :, 1:].flip(2)], dim=2)
         return torch.view_as_real(torch.addcmul(plus * spectrum, minus, mirrored))
 
     def inverse(self, coefficients: Tensor) -> Tensor:
         """The images of Z, channels last."""
         packed = torch.view_as_complex(coefficients.contiguous())
-        plus, minus = _twiddles(self.height, self.width).like(packed)[2:]
+        plus, minus = _TWIDDLES[self.height, self.width].like(packed)[2:]
         mirrored = torch.cat([torch.zeros_like(packed[:, :, :1]), packed[:, :, 1:].flip(2)], dim=2)
         spectrum = torch.addcmul(plus * packed, minus, mirrored)
         return _interleaved(torch.fft.irfft2(spectrum, s=(self.height, self.width)))
@@ -75,11 +74,14 @@ def _interleaved(x: Tensor) -> Tensor:
     return out
 
 
-@cache
-def _twiddles(height: int, width: int) -> Constant:
+def _twiddles(size: tuple[int, int]) -> Tensor:
     """ab/2 and āb/2 for the transform, conjugate a times conjugate b and −i times that for its inverse."""
+    height, width = size
     u = torch.arange(height, dtype=torch.float64).unsqueeze(1) / height
     v = torch.arange(width // 2 + 1, dtype=torch.float64) / width
     one = torch.ones_like(u + v)
     both, mirrored = (torch.polar(one, -math.pi / 2 * phase) for phase in (v + u, v - u))
-    return Constant(torch.stack([both / 2, mirrored / 2, both.conj(), -1j * both.conj()]))
+    return torch.stack([both / 2, mirrored / 2, both.conj(), -1j * both.conj()])
+
+
+_TWIDDLES = ConstantsByKey(_twiddles, kept=4)

@@ -110,8 +110,12 @@ def _place_independent(
         symbol = expand(data.flatten(1).mean(1).clamp_min(0), symbol.unsqueeze(0)) * symbol
     elif data != 1.0:
         symbol = max(data, 0.0) * symbol
-    if isinstance(shift, Tensor) or shift or lower.ridge:
-        symbol = symbol + (lower.ridge + torch.as_tensor(shift)).view(-1, 1, 1)
+    if isinstance(shift, Tensor):
+        symbol = symbol + expand(shift.to(symbol.dtype), symbol.unsqueeze(0))
+    elif shift:
+        symbol = symbol + shift
+    if lower.ridge:
+        symbol = symbol + lower.ridge
     return symbol if symbol.ndim == 3 else symbol.unsqueeze(0)
 
 

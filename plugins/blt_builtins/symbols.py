@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from bltoolbox.plugin import Constant
+from bltoolbox.plugin import ConstantsByKey
 
 
 def even_lags(kernels: Tensor) -> Tensor:
@@ -45,7 +44,7 @@ def bank_symbol(lags: Tensor, weights: Tensor, shape: Sequence[int]) -> Tensor:
 def cosine_sums(lags: Tensor, shape: Sequence[int]) -> Tensor:
     """Σ_s a_s cos(ω₁s₁) cos(ω₂s₂) for lags (…, K, L) and images of ``shape`` (C, H, W): (…, H, W)."""
     height, width = shape[-2:]
-    rows, columns = _waves(height, lags.shape[-2]).like(lags), _waves(width, lags.shape[-1]).like(lags)
+    rows, columns = _WAVES[height, lags.shape[-2]].like(lags), _WAVES[width, lags.shape[-1]].like(lags)
     return rows @ lags @ columns.mT
 
 
@@ -62,8 +61,11 @@ def separate_channels(symbols: Tensor) -> Tensor:
     return torch.diag_embed(symbols.movedim(1, -1), dim1=1, dim2=2)
 
 
-@cache
-def _waves(length: int, count: int) -> Constant:
+def _waves(size: tuple[int, int]) -> Tensor:
     """cos(πus/length), (length, count)."""
+    length, count = size
     u, s = torch.arange(length, dtype=torch.float64), torch.arange(count, dtype=torch.float64)
-    return Constant(torch.cos(math.pi / length * u.unsqueeze(1) * s))
+    return torch.cos(math.pi / length * u.unsqueeze(1) * s)
+
+
+_WAVES = ConstantsByKey(_waves)
