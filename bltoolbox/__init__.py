@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bltoolbox.api import resume, run
+    from bltoolbox.api import assemble, layer, resume, run
     from bltoolbox.bilevel.memory import keep_freed_memory
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.reports.figures import plot, show_images
@@ -30,7 +30,9 @@ __all__ = [
     "Model",
     "RunResult",
     "__version__",
+    "assemble",
     "keep_freed_memory",
+    "layer",
     "load_recipe",
     "plot",
     "resume",
@@ -44,7 +46,9 @@ _HOMES = {
     "Images": "bltoolbox.restoration.given",
     "Model": "bltoolbox.restoration.model",
     "RunResult": "bltoolbox.restoration.results",
+    "assemble": "bltoolbox.api",
     "keep_freed_memory": "bltoolbox.bilevel.memory",
+    "layer": "bltoolbox.api",
     "load_recipe": "bltoolbox.config.recipe",
     "plot": "bltoolbox.reports.figures",
     "resume": "bltoolbox.api",

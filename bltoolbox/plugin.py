@@ -16,6 +16,7 @@ from bltoolbox.config.hooks import hookimpl as hookimpl
 
 if TYPE_CHECKING:
     from bltoolbox.bilevel.blocks import BlockDraws as BlockDraws
+    from bltoolbox.bilevel.composite import Composite as Composite
     from bltoolbox.bilevel.derivatives import Linearization as Linearization
     from bltoolbox.bilevel.derivatives import gradients_of as gradients_of
     from bltoolbox.bilevel.events import Listener as Listener
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.preconditioner import Preconditioner as Preconditioner
     from bltoolbox.bilevel.preconditioner import Preconditioning as Preconditioning
     from bltoolbox.bilevel.preconditioner import unavailable as unavailable
-    from bltoolbox.bilevel.problem import Composite as Composite
     from bltoolbox.bilevel.problem import Lower as Lower
-    from bltoolbox.bilevel.problem import Tasks as Tasks
     from bltoolbox.bilevel.problem import Upper as Upper
     from bltoolbox.bilevel.records import Accuracy as Accuracy
     from bltoolbox.bilevel.records import Ask as Ask
@@ -64,6 +63,9 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.saddle import Blocks as Blocks
     from bltoolbox.bilevel.saddle import Saddle as Saddle
     from bltoolbox.bilevel.saddle import optimality as optimality
+    from bltoolbox.bilevel.tasks import BoundTasks as BoundTasks
+    from bltoolbox.bilevel.tasks import Tasks as Tasks
+    from bltoolbox.bilevel.tasks import TensorTasks as TensorTasks
     from bltoolbox.bilevel.tensors import Constant as Constant
     from bltoolbox.bilevel.tensors import ConstantsByKey as ConstantsByKey
     from bltoolbox.bilevel.tensors import dot as dot
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.cache import cache_folder as cache_folder
     from bltoolbox.config.reading import ARRAY_IMAGES as ARRAY_IMAGES
     from bltoolbox.config.reading import DOWNLOAD as DOWNLOAD
+    from bltoolbox.config.reading import GENERATED as GENERATED
     from bltoolbox.config.reading import KERNEL as KERNEL
     from bltoolbox.config.reading import LOG as LOG
     from bltoolbox.config.reading import MASK as MASK
@@ -93,6 +96,8 @@ if TYPE_CHECKING:
     from bltoolbox.errors import MissingError as MissingError
     from bltoolbox.errors import NumericalError as NumericalError
     from bltoolbox.restoration.layout import image_layout as image_layout
+    from bltoolbox.restoration.layout import to_gray as to_gray
+    from bltoolbox.restoration.model import Model as Model
     from bltoolbox.restoration.npy import map_array as map_array
     from bltoolbox.restoration.npy import read_array as read_array
     from bltoolbox.restoration.pictures.files import read_pixels as read_pixels
@@ -112,19 +117,22 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.roles import Regularizer as Regularizer
     from bltoolbox.restoration.roles import Sample as Sample
     from bltoolbox.restoration.roles import UpperLoss as UpperLoss
+    from bltoolbox.restoration.shown_parameters import shown_filters as shown_filters
     from bltoolbox.restoration.shown_parameters import shown_parameters as shown_parameters
-    from bltoolbox.restoration.variational import join as join
-    from bltoolbox.restoration.variational import split as split
+    from bltoolbox.restoration.theta import join as join
+    from bltoolbox.restoration.theta import split as split
     from bltoolbox.runs.files import append_to as append_to
     from bltoolbox.runs.files import make_folder as make_folder
     from bltoolbox.runs.files import open_regular as open_regular
     from bltoolbox.runs.files import write_text as write_text
     from bltoolbox.runs.locks import acquire as acquire
+    from bltoolbox.runs.metric import Metric as Metric
     from bltoolbox.training.experiment import Experiment as Experiment
 
 #: Names by the module that defines them.
 _HOME = {
     "bltoolbox.bilevel.blocks": ("BlockDraws",),
+    "bltoolbox.bilevel.composite": ("Composite",),
     "bltoolbox.bilevel.derivatives": ("Linearization", "gradients_of"),
     "bltoolbox.bilevel.events": ("Listener",),
     "bltoolbox.bilevel.fusion": ("Fused",),
@@ -137,7 +145,7 @@ _HOME = {
         "sweep",
     ),
     "bltoolbox.bilevel.preconditioner": ("Preconditioner", "Preconditioning", "unavailable"),
-    "bltoolbox.bilevel.problem": ("Composite", "Lower", "Tasks", "Upper"),
+    "bltoolbox.bilevel.problem": ("Lower", "Upper"),
     "bltoolbox.bilevel.records": (
         "Accuracy",
         "Ask",
@@ -171,6 +179,7 @@ _HOME = {
         "UpperOptimizer",
     ),
     "bltoolbox.bilevel.saddle": ("Blocks", "Saddle", "optimality"),
+    "bltoolbox.bilevel.tasks": ("BoundTasks", "Tasks", "TensorTasks"),
     "bltoolbox.bilevel.tensors": (
         "Constant",
         "ConstantsByKey",
@@ -187,6 +196,7 @@ _HOME = {
     "bltoolbox.config.reading": (
         "ARRAY_IMAGES",
         "DOWNLOAD",
+        "GENERATED",
         "FileRefused",
         "KERNEL",
         "LOG",
@@ -201,7 +211,8 @@ _HOME = {
         "read_text",
     ),
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
-    "bltoolbox.restoration.layout": ("image_layout",),
+    "bltoolbox.restoration.layout": ("image_layout", "to_gray"),
+    "bltoolbox.restoration.model": ("Model",),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),
     "bltoolbox.restoration.pictures.files": ("read_pixels",),
     "bltoolbox.restoration.pictures.images": (
@@ -223,10 +234,11 @@ _HOME = {
         "Sample",
         "UpperLoss",
     ),
-    "bltoolbox.restoration.shown_parameters": ("shown_parameters",),
-    "bltoolbox.restoration.variational": ("join", "split"),
+    "bltoolbox.restoration.shown_parameters": ("shown_filters", "shown_parameters"),
+    "bltoolbox.restoration.theta": ("join", "split"),
     "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
     "bltoolbox.runs.locks": ("acquire",),
+    "bltoolbox.runs.metric": ("Metric",),
     "bltoolbox.training.experiment": ("Experiment",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

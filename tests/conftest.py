@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # The same examples in every run, however busy the machine; explore with --hypothesis-profile=default.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+# A shell script starts its background jobs with Ctrl-C ignored; the commands of tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 

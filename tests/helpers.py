@@ -18,8 +18,10 @@ from bltoolbox.bilevel.records import Accuracy, Ask, Estimate, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.bilevel.warm_starts import Store
+from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.roles import Operator, Regularizer
-from bltoolbox.restoration.variational import ImageLower, VariationalTasks, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import VariationalTasks
 from bltoolbox.testing import Gain, make_oracle, smooth_images, variational
 
 # The images are tiny: a second thread costs more than it brings.

@@ -20,8 +20,9 @@ from conftest import ROOT, Install
 from bltoolbox.cli.common import split_overrides
 from bltoolbox.config.describe import describe
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict, shipped_recipes
+from bltoolbox.config.recipe import Recipe, load_recipe, recipe_from_dict
 from bltoolbox.config.registry import Registered, load_registry
+from bltoolbox.config.shipped_recipes import shipped_recipes
 from bltoolbox.config.signatures import Parameter, Signature
 from bltoolbox.config.yaml_text import Spot, parse
 from bltoolbox.errors import MissingError, RecipeError
@@ -263,8 +264,13 @@ def test_recipes_that_are_shown_are_valid(path: Path) -> None:
         sampler = {"sampler": "full"} if "upper_optimizer" in settings else {}
         # Where a regularizer has no derivatives, and for what needs its conjugate instead.
         saddle = NONSMOOTH if any(name in text for name in ("nonsmooth", "pdhg", "piggyback")) else {}
+        # One hypergradient uses the inverse Hessian that a solver has built.
+        inverse = {"lower_solver": "lbfgs"} if "shine" in text else {}
+        # Another problem than images has no sections for them.
+        other = settings.get("problem", {"name": "variational"})["name"] != "variational"
+        least = {"budget": rest["budget"]} if other else rest
         try:
-            recipe_from_dict({**rest, **sampler, **saddle, **settings})
+            recipe_from_dict({**least, **sampler, **saddle, **inverse, **settings})
         except RecipeError as error:
             pytest.fail(f"{path.name}:{line}: {error}")
 

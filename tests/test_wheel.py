@@ -15,7 +15,7 @@ from environments import make_environment
 
 import bltoolbox
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.recipe import shipped_recipes
+from bltoolbox.config.shipped_recipes import shipped_recipes
 from bltoolbox.restoration.shipped import shipped_models
 
 

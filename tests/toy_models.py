@@ -13,7 +13,7 @@ from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.restoration.from_recipe import build, build_problem
 from bltoolbox.restoration.model import Model
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import smooth_images
 
 torch.set_num_threads(1)

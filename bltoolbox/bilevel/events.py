@@ -32,7 +32,7 @@ class Listener:
         """A step is done: its log record, the time since the start, and the fraction of the budget used."""
 
     def checked(self, check: Check, theta: Mapping[str, Tensor]) -> None:
-        """The held-out images were restored with θ."""
+        """The held-out tasks were solved with θ."""
 
     def aborted(self, theta: Mapping[str, Tensor], reason: str) -> None:
         """The run ended without a result; ``theta`` is the last good one."""

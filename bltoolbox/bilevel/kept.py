@@ -57,7 +57,9 @@ class Kept:
         rows = {}
         for name, row in self.examples.items():
             if name not in content:
-                raise BltError(f"{self.owner} did not return {name!r}, which it said it keeps of each task")
+                raise BltError(
+                    f"{self.owner} did not return {name!r}, which it declares to keep for each task"
+                )
             expected = (count, *row.shape[1:])
             if tuple(content[name].shape) != expected:
                 raise BltError(

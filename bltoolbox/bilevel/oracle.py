@@ -28,12 +28,12 @@ from bltoolbox.bilevel.bounds import (
     estimate_mu,
     knows_mu,
 )
-from bltoolbox.bilevel.differentiator import Differentiator, named
+from bltoolbox.bilevel.hypergradient import Differentiator, named
 from bltoolbox.bilevel.journal import SOLUTIONS, Journal, Trial
 from bltoolbox.bilevel.kept import MEMORY, SOLVER, Kept
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.penalty import add_penalty, penalty_at, penalty_gradient
-from bltoolbox.bilevel.problem import Lower, Tasks
+from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import (
     Accuracy,
     Batch,
@@ -51,11 +51,12 @@ from bltoolbox.bilevel.records import (
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver, Problem
 from bltoolbox.bilevel.share import Share, divide
 from bltoolbox.bilevel.tally import Chunk, Slowest, Tally, merge
+from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
-from bltoolbox.errors import NumericalError
+from bltoolbox.errors import BltError, NumericalError
 
 #: Accuracy, relative to the first gradient norm, of solves that only determine sizes.
 _ROUGH = 0.1
@@ -261,10 +262,23 @@ class BatchOracle:
                 self._oracle.stores[name].put(samples, part)
         journal.append("accept", None)
 
-    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Effort,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         """f_v(θ) with bounds, infinite where the solver fails; solutions become warm starts only through
-        ``accept``."""
-        return self._oracle.ask("value", lambda: self._value(theta, effort, bound))
+        ``accept``. With ``towards``, solves start between the warm starts and the solutions of that value."""
+
+        def compute() -> Value:
+            with self._starting(towards, fraction):
+                return self._value(theta, effort, bound)
+
+        return self._oracle.ask("value", compute)
 
     def hypergradient(
         self, theta: Theta, effort: Effort, adjoint: Effort, *, bound: bool = False, together: bool = False
@@ -334,6 +348,18 @@ class BatchOracle:
         with share.hosting(oracle.ranks, kinds, keep):
             yield
 
+    @contextmanager
+    def _starting(self, towards: Value | None, fraction: float) -> Iterator[None]:
+        """Have x + fraction·(x⁺ − x) as warm starts, where x⁺ are the solutions of an earlier value; then x again."""
+        stores, trial = self._oracle.stores, towards.trial if towards is not None else None
+        names = {name: None for _, rows in trial or () for name in rows}
+        for samples, rows in trial or ():
+            for name, part in rows.items():
+                stores[name].put(samples, torch.lerp(stores[name].get(samples, part), part, fraction))
+        yield
+        for name in names:
+            stores[name].undo()
+
     def _like(self, store: str) -> Tensor:
         """An empty tensor of the rows of a store."""
         tasks = self._oracle.tasks
@@ -386,6 +412,7 @@ class BatchOracle:
         self, theta: Theta, effort: Effort, adjoint: Effort, bound: bool, together: bool
     ) -> HypergradientResult:
         oracle = self._oracle
+        _require_simultaneous(oracle.hypergradient, together)
         certificate, (memory, kept) = oracle.new_certificate(together), oracle.kept(theta)
         gives_adjoint = oracle.hypergradient.gives_adjoint and not together
         differentiate = Differentiator(oracle, memory, effort, adjoint, together)
@@ -453,6 +480,15 @@ class BatchOracle:
             return chunk.lower.mu
         tally.charge(Cost(power_iterations=RITZ_STEPS * len(chunk.samples)))
         return estimate_mu(chunk.lower, solution.x)
+
+
+def _require_simultaneous(hypergradient: HypergradientEstimator, together: bool) -> None:
+    if together and not (hypergradient.simultaneous or hypergradient.moves_x):
+        name = type(hypergradient).__name__
+        raise BltError(
+            f"hypergradient {name} cannot form z from the iterates of the previous step, so x and the adjoint cannot be"
+            " updated simultaneously; use cg-ift, minres or neumann, or update them in turn"
+        )
 
 
 def _unless_failed(tally: Tally) -> Tally:

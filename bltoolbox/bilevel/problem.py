@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.composite import Composite, TiltedComposite
 from bltoolbox.bilevel.derivatives import Linearization, Retained, gradients_of, leaves_of, rows_of
-from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Theta
 from bltoolbox.bilevel.saddle import Saddle
 from bltoolbox.bilevel.tensors import expand, norm
@@ -83,44 +82,6 @@ class Upper(ABC):
     def sampled(self, j: Tensor) -> Upper:
         """``block(j)``; g itself if it is not a finite sum."""
         return self.block(j) if self.blocks > 1 else self
-
-
-class Composite(Protocol):
-    """h = Σ_k ψ_k(K_k x) + (μ_0/2)‖x‖², blocks k: the structure that majorise–minimise solvers need."""
-
-    @property
-    def ridge(self) -> float:
-        """μ_0."""
-        ...
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """K_k x for every block; the first one is that of the regularizer."""
-        ...
-
-    def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
-        """Σ_k K_kᵀ t_k; may write to ``t``."""
-        ...
-
-    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
-        """Slopes ψ_k'(t_k), and curvatures of the parabolas that touch ψ_k there and lie above it."""
-        ...
-
-    def preconditioner(
-        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
-    ) -> Preconditioner | None:
-        """P ≈ Σ_k K_kᵀ diag(curvatures_k) K_k + μ_0 + shift, easily inverted; None if there is none or, unless
-        ``always``, where it would hardly pay. May wait for the device, unless ``always``."""
-        ...
-
-    @property
-    def tilt_curvature(self) -> Tensor | None:
-        """Per task, the curvature of a parabola that touches a further smooth term of h and lies above it; None if h
-        has no such term."""
-        ...
-
-    def tilt(self, x: Tensor) -> Tensor:
-        """The slope of the further term at x."""
-        ...
 
 
 class Lower(ABC):
@@ -212,6 +173,12 @@ class Lower(ABC):
             total = (weights * self.at_theta(leaves).energy(x.detach())).sum()
         return gradients_of(total, leaves)
 
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        """∂_θ h_i(x_i, θ) of each task separately, with a leading task dimension."""
+        self.counter.theta_gradients += len(x)
+        rows = rows_of(lambda theta: self.at_theta(theta).energy(x.detach()), self.theta)
+        return {name: part.detach() for name, part in rows.items()}
+
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         """⟨∇_x h_i(x_i, θ), q_i⟩, shape (B,), differentiable in θ and linear in q."""
         with torch.enable_grad():
@@ -250,6 +217,20 @@ class Lower(ABC):
         """h + weight·g, one weight for all tasks or one per task."""
         weights = torch.as_tensor(weight, dtype=self.mu.dtype, device=self.mu.device)
         return Tilted(self, upper, weights.expand(len(self.mu)))
+
+    def wrt(self, *inputs: str) -> Lower:
+        """The same tasks with inputs such as ``y`` added to θ, so that every estimator differentiates in them, too.
+
+        An input is a field with one row per task.
+        """
+        if clashes := sorted(set(inputs) & set(self.theta)):
+            raise ValueError(f"θ already has a parameter {clashes[0]!r}")
+        values: dict[str, Tensor] = {}
+        for name in inputs:
+            if not isinstance(value := getattr(self, name, None), Tensor):
+                raise ValueError(f"{type(self).__name__} has no input {name!r} with one row per task")
+            values[name] = value
+        return WithInputs(self, values)
 
     def block(self: AnyLower, j: Tensor) -> AnyLower:
         """One block of a finite sum, j of each task; the mean over all blocks is h.
@@ -378,6 +359,12 @@ class Tilted(Lower):
             gradient[name] = gradient[name] + part
         return gradient
 
+    def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
+        rows = self.lower.theta_gradient_each(x)
+        for name, part in self.upper.theta_gradient_each(x).items():
+            rows[name] = rows[name] + expand(self.weight, part) * part
+        return rows
+
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         if self.upper.depends_on_theta:
             raise NotImplementedError(
@@ -387,9 +374,14 @@ class Tilted(Lower):
 
     def composite(self) -> Composite | None:
         composite = self.lower.composite()
-        return (
-            None if composite is None or self.upper.lipschitz is None else _TiltedComposite(self, composite)
-        )
+        if composite is None or self.upper.lipschitz is None:
+            return None
+        concave = self.upper.convex & (self.weight < 0)
+        return TiltedComposite(composite, self._slope, torch.where(concave, 0.0, self.slack))
+
+    def _slope(self, x: Tensor) -> Tensor:
+        """w ∇g(x)."""
+        return expand(self.weight, x) * self.upper.gradient(x)
 
     def view(self, x: Tensor) -> Tensor:
         return self.lower.view(x)
@@ -399,66 +391,119 @@ class Tilted(Lower):
 
 
 @dataclass(frozen=True)
-class _TiltedComposite:
-    """That of h, with the parabola w g(x) + w⟨∇g(x), ·⟩ + (c/2)‖·‖² above w g, c = |w|·L_g or, if w g is concave, 0."""
+class WithInputs(Lower):
+    """h as a function of x, θ and inputs, e.g. the measurements y: they are parameters of each task by itself.
 
-    tilted: Tilted
-    composite: Composite
+    θ contains the rows of all tasks that there were when ``wrt`` was called. ``take`` keeps it whole and remembers
+    which rows are in use, so that estimators may drop tasks and still add up gradients of one shape.
+    """
 
-    @property
-    def ridge(self) -> float:
-        return self.composite.ridge
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.composite.forward(x)
-
-    def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
-        return self.composite.adjoint(t)
-
-    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
-        return self.composite.touch(t)
-
-    def preconditioner(
-        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
-    ) -> Preconditioner | None:
-        return self.composite.preconditioner(curvatures, always, self.tilt_curvature + shift)
+    lower: Lower
+    inputs: Theta
+    #: The rows of the inputs that belong to the tasks; None for all of them.
+    rows: Tensor | None = None
 
     @property
-    def tilt_curvature(self) -> Tensor:
-        tilted, inner = self.tilted, self.composite.tilt_curvature
-        concave = tilted.upper.convex & (tilted.weight < 0)
-        curvature = torch.where(concave, 0.0, tilted.slack)
-        return curvature if inner is None else curvature + inner
+    def ids(self) -> Tensor:  # type: ignore[override]
+        return self.lower.ids
 
-    def tilt(self, x: Tensor) -> Tensor:
-        slope = expand(self.tilted.weight, x) * self.tilted.upper.gradient(x)
-        return slope if self.composite.tilt_curvature is None else slope + self.composite.tilt(x)
+    @property
+    def theta(self) -> Theta:  # type: ignore[override]
+        return {**self.lower.theta, **self.inputs}
 
+    @property
+    def mu(self) -> Tensor:  # type: ignore[override]
+        return self.lower.mu
 
-class BoundTasks(Protocol):
-    """Tasks at one θ."""
+    @property
+    def lipschitz(self) -> Tensor:
+        return self.lower.lipschitz
 
-    def on(self, ids: Sequence[int]) -> tuple[Lower, Upper]:
-        """The lower level and the loss of the tasks ``ids``."""
-        ...
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.lower.bounded
 
+    @property
+    def counter(self) -> Counter:  # type: ignore[override]
+        return self.lower.counter
 
-class Tasks(Protocol):
-    """The tasks of one split, addressed by number."""
+    @property
+    def constrained(self) -> bool:  # type: ignore[override]
+        return self.lower.constrained
+
+    @property
+    def blocks(self) -> int:  # type: ignore[override]
+        return self.lower.blocks
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the x of one task."""
-        ...
+        return self.lower.shape
 
-    @property
-    def dtype(self) -> torch.dtype: ...
+    def at_theta(self, theta: Theta) -> WithInputs:
+        inputs = {name: theta[name] for name in self.inputs}
+        lower = self.lower.at_theta({name: value for name, value in theta.items() if name not in inputs})
+        own = {name: value if self.rows is None else value[self.rows] for name, value in inputs.items()}
+        return WithInputs(replace(lower, **own), inputs, self.rows)  # type: ignore[type-var]
 
-    @property
-    def device(self) -> torch.device: ...
+    def take(self, index: Tensor) -> WithInputs:
+        rows = index if self.rows is None else self.rows[index]
+        return WithInputs(self.lower.take(index), self.inputs, rows)
 
-    def __len__(self) -> int: ...
+    def block(self, j: Tensor) -> WithInputs:
+        return replace(self, lower=self.lower.block(j))
 
-    def at(self, theta: Theta, counter: Counter) -> BoundTasks:
-        """The tasks bound to θ; constants are computed once and shared by all chunks."""
-        ...
+    def counted_by(self, counter: Counter) -> WithInputs:
+        return replace(self, lower=self.lower.counted_by(counter))
+
+    def start(self) -> Tensor:
+        return self.lower.start()
+
+    def estimate(self) -> Tensor:
+        return self.lower.estimate()
+
+    def gradient_tol(self, tol: float) -> Tensor:
+        return self.lower.gradient_tol(tol)
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.lower.energy(x)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.lower.gradient(x)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.lower.project(x)
+
+    def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
+        return self.lower.residual(x, gradient)
+
+    def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
+        return self.lower.free(x, gradient)
+
+    def linearize(self, x: Tensor) -> Linearization:
+        return self.lower.linearize(x)
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        lower = self.at_theta(theta).lower
+        return lower.pairing(lower.theta, x, q)
+
+    def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        return super().mixed(x, self._free_part(x, q), weights)
+
+    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        return super().mixed_each(x, self._free_part(x, q))
+
+    def _free_part(self, x: Tensor, q: Tensor) -> Tensor:
+        free = self.free(x, self.gradient(x)) if self.constrained else None
+        return q if free is None else q * free
+
+    def composite(self) -> Composite | None:
+        return self.lower.composite()
+
+    def saddle(self) -> Saddle | None:
+        return self.lower.saddle()
+
+    def view(self, x: Tensor) -> Tensor:
+        return self.lower.view(x)
+
+    def embed(self, v: Tensor) -> Tensor:
+        return self.lower.embed(v)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ class Cost:
     mixed_products: Amount = 0
     #: Derivatives ∂_θ h of the lower level, which value-function methods use.
     theta_gradients: Amount = 0
-    #: Iterations spent in restoring validation and evaluation images, and in tuning the baseline.
+    #: Iterations spent on validation and evaluation tasks, and in tuning the baseline.
     evaluation_iterations: int = 0
     #: Oracle calls, not summed over samples.
     hypergradients: int = 0
@@ -163,6 +163,10 @@ class Counter:
             return self
         return self.parts.setdefault(blocks, Counter())
 
+    def copy(self) -> Counter:
+        """The counts as they are now."""
+        return replace(self, parts={blocks: part.copy() for blocks, part in self.parts.items()})
+
     def collect(self) -> Cost:
         """The counts since the last call."""
         counts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "parts"}
@@ -186,7 +190,7 @@ class Solution:
     distance: Tensor
     iterations: Tensor
     status: tuple[Status, ...]
-    #: The last state of the solver for each sample, in their order; only where it was asked for.
+    #: The last state of the solver for each sample, in their order; only if it was requested.
     state: Any = field(default=None, repr=False, compare=False)
 
 

@@ -34,7 +34,8 @@ from bltoolbox.bilevel.records import (
 )
 
 if TYPE_CHECKING:
-    from bltoolbox.bilevel.problem import Lower, Tasks, Upper
+    from bltoolbox.bilevel.problem import Lower, Upper
+    from bltoolbox.bilevel.tasks import Tasks
 
 
 class Role(ABC):
@@ -80,7 +81,7 @@ class Parametric(Role):
         return {}
 
     def standard_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-        """The parameters that one would choose without learning, for a baseline; the initial ones by default.
+        """The standard parameters, as chosen without learning, for a baseline; the initial ones by default.
 
         A ``ValueError`` that is one sentence refuses a baseline where there is no such choice.
         """
@@ -127,19 +128,32 @@ class Parametric(Role):
 class Problem(Role):
     """The source of tasks: h_i and g_i for every split, and the θ that they share.
 
-    Accuracies of the upper level are relative to ``loss_scale``, the ``scale`` of its losses.
+    A task is one lower-level problem: a picture to reconstruct, a fold of a cross-validation, a few-shot problem.
+    ``metrics`` are what its tasks measure, each a ``Metric`` by its name; the first decides which θ is best unless the
+    recipe names another one. ``loss``, the mean of the upper loss, is always among them.
+
+    Accuracies of the upper level are relative to ``loss_scale``, the ``scale`` of its losses; those of evaluations to
+    ``unit``, the size of x. ``from_sections`` is only for the problem of the toolbox that is made of the sections of a
+    recipe for images, instead of options of its own.
     """
 
     kind = "problem"
     loss_scale: float = 1.0
+    unit: float = 1.0
+    metrics: ClassVar[Mapping[str, Any]] = {}
+    from_sections: ClassVar[bool] = False
 
     @abstractmethod
     def init_params(self, generator: torch.Generator) -> dict[str, Tensor]:
         """The initial parameters, as float64 CPU tensors."""
 
     @abstractmethod
-    def tasks(self, split: str) -> Tasks | None:
-        """The tasks of a split, ``training``, ``validation`` or ``evaluation``; None if there are none."""
+    def tasks(self, split: str, like: Tensor) -> Tasks | None:
+        """The tasks of a split, ``training``, ``validation`` or ``evaluation``; None if there are none.
+
+        Their tensors have the dtype and the device of ``like``. Data that are drawn depend on options alone, so that
+        every call returns the same tasks.
+        """
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         """The nearest admissible θ."""
@@ -207,7 +221,7 @@ class LowerSolver(Role):
 
     def outcome(self, state: Any) -> Any:
         """What outlives the solve, for ``persists`` and ``inverse``: the state itself, or one whose fields have shapes
-        that do not depend on the iteration, since samples are finished in different ones."""
+        that do not depend on the iteration, since samples finish in different iterations."""
         return state
 
     def inverse(self, state: Any, v: Tensor) -> Tensor:
@@ -229,6 +243,11 @@ class HypergradientEstimator(Role):
     ``Ask.solution`` is the x that the last call returned as ``Estimate.x`` (the cold start for new tasks), and the
     loss and the residual of a step are those of the new one.
 
+    One that forms z from ``Ask.memory`` as it is where ``Ask.together`` is set declares ``simultaneous = True``;
+    others are refused for such a call, unless they move x by rules of their own.
+    One whose result depends on what was kept (iterates, tables), so that losing it would be more than a cold start,
+    declares ``needs_memory = True``: warm starts must then be stored as they are.
+
     One that uses ``Ask.inverse`` declares ``requires = {"lower_solver": ("inverse",)}``.
     """
 
@@ -239,6 +258,8 @@ class HypergradientEstimator(Role):
     stochastic: ClassVar[bool] = False
     handles_nonsmooth: ClassVar[bool] = False
     moves_x: ClassVar[bool] = False
+    simultaneous: ClassVar[bool] = False
+    needs_memory: ClassVar[bool] = False
 
     def keeps(self, lower: Lower, upper: Upper) -> Rows:
         """Tensors kept for each task from one call to the next, as empty examples (0, …); none by
@@ -296,10 +317,20 @@ class Oracle(Protocol):
     Every call may raise ``BudgetExhausted``; the optimizer must not catch it.
     """
 
-    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Effort,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         """f(θ), its bounds certified where the strong convexity is known and with ``bound`` estimated elsewhere.
 
-        Its solutions become warm starts only through ``accept``.
+        Its solutions become warm starts only through ``accept``. Solves start at the warm starts x or, with an
+        earlier value ``towards`` whose solutions are x⁺, at x + fraction·(x⁺ − x): the fraction is 1 for the same θ at
+        another accuracy, and ½ for a step of half the length. This changes no warm start.
         """
         ...
 
@@ -334,13 +365,15 @@ class UpperOptimizer(Role):
     ``handles_floor`` means that it detects when a tolerance is below what the dtype can reach; for others
     the run stops with a message. ``full_batch`` means that it needs all data at each step, so that a
     mini-batch sampler is refused, and ``needs_bound`` that it asks for ``hypergradient(…, bound=True)``, so
-    that an estimator without adjoint is.
+    that an estimator without adjoint is. ``needs_memory`` means that its iterates are the warm starts themselves, as
+    in single-loop methods: they must then be stored as they are, neither dropped nor rounded.
     """
 
     kind = "upper_optimizer"
     full_batch: ClassVar[bool] = False
     needs_bound: ClassVar[bool] = False
     handles_floor: ClassVar[bool] = False
+    needs_memory: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, theta: Theta) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Saddle(Protocol):
 
 
 def optimality(mu: Tensor, rho: Tensor, scale: Tensor, slack: tuple[Tensor, Tensor]) -> Tensor:
-    """√(2μ·gap), which bounds μ‖x − x̂‖ as a gradient norm does, and is one where c = 0 and μ = ρ.
+    """√(2μ·gap), which bounds μ‖x − x̂‖ as a gradient norm does, and equals ‖r‖ where c = 0 and μ = ρ.
 
     Where no ρ > 0 is known nothing is bounded; there it is √(‖r‖² + 2sc) with the ``scale`` s in place of μ.
     """

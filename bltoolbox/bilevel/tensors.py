@@ -40,6 +40,13 @@ def detached() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def full_precision(like: Tensor) -> Iterator[None]:
+    """Detached, and without autocast on the device of ``like``: iterations to a tolerance need the precision of θ."""
+    with detached(), torch.autocast(like.device.type, enabled=False):
+        yield
+
+
 def ordinary(value: Tensor) -> Tensor:
     """``value``, or a copy where it is a tensor of inference mode, which no derivative could go through."""
     if not value.is_inference():

@@ -36,7 +36,7 @@ from bltoolbox.cli import (
     watch,
 )
 from bltoolbox.cli.common import DEBUGGING, Debug, say, show
-from bltoolbox.cli.grouping import GroupedCommands
+from bltoolbox.cli.grouping import Commands, GroupedCommands
 from bltoolbox.cli.streams import CLOSED, OutputFailed
 from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
@@ -44,7 +44,7 @@ from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
 #: Characters of a file name in a message.
 _LONGEST = 200
 
-app = typer.Typer(
+app = Commands(
     name="blt",
     help="Bilevel learning for imaging, assembled from plugins.",
     cls=GroupedCommands,

@@ -51,7 +51,7 @@ def check(
     """
     targets, overrides = split_overrides(arguments or [])
     registry = open_registry(plugin, warn=not as_json)
-    recipes = [target for target in targets if _is_recipe(target, registry)]
+    recipes = [target for target in targets if _is_recipe(target, registry, bool(overrides))]
     if overrides and not recipes:
         raise UsageError(f"{overrides[0]} is an override for a recipe, but no recipe is given")
     names = [target for target in targets if target not in recipes]
@@ -68,14 +68,16 @@ def check(
     raise typer.Exit(code)
 
 
-def _is_recipe(target: str, registry: Registry) -> bool:
-    """An existing YAML file, or the name of a shipped recipe that is not the name of a component."""
-    from bltoolbox.config.recipe import shipped_recipes
+def _is_recipe(target: str, registry: Registry, overridden: bool) -> bool:
+    """A YAML file, or the name of a shipped recipe; if a component has that name, too, overrides decide."""
+    from bltoolbox.config.shipped_recipes import shipped_recipes
 
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):
         return True
-    return target in shipped_recipes() and all(one.name != target for one in registry.components())
+    return target in shipped_recipes() and (
+        overridden or all(one.name != target for one in registry.components())
+    )
 
 
 def _selection(
@@ -94,29 +96,44 @@ def _check_components(components: Sequence[Registered], registry: Registry, quie
     from bltoolbox.testing.conformance import check_component
 
     outcomes: list[Outcome] = []
-    width = max((len(f"{one.kind}/{one.name}") for one in components), default=0)
-    for one in components:
-        found = check_component(one, registry)
-        outcomes += found
+    width = max((len(f"{component.kind}/{component.name}") for component in components), default=0)
+    for component in components:
+        results = check_component(component, registry)
+        outcomes += results
         if not quiet:
-            _print_component(f"{one.kind}/{one.name}", width, found)
+            _print_component(f"{component.kind}/{component.name}", width, results)
     if components and not quiet:
-        bad = {(one.kind, one.name) for one in outcomes if one.status == "failed"}
-        say(f"{len(components) - len(bad)} of {len(components)} components conform")
+        say(_summary(outcomes, len(components)))
     return outcomes
 
 
+def _summary(outcomes: Sequence[Outcome], count: int) -> str:
+    """How many components conform, and how many of them only as far as could be tested."""
+    bad, open_ = (
+        {(outcome.kind, outcome.name) for outcome in outcomes if outcome.status == status}
+        for status in ("failed", "unverified")
+    )
+    aside = f", {len(open_ - bad)} of them not verified" if open_ - bad else ""
+    return f"{count - len(bad)} of {count} components conform{aside}"
+
+
 def _print_component(name: str, width: int, outcomes: Sequence[Outcome]) -> None:
-    failed = [one for one in outcomes if one.status == "failed"]
-    skipped = sum(one.status == "skipped" for one in outcomes)
-    tried = len(outcomes) - skipped
+    failed, unverified = (
+        [outcome for outcome in outcomes if outcome.status == status] for status in ("failed", "unverified")
+    )
+    skipped = sum(outcome.status == "skipped" for outcome in outcomes)
+    tried = len(outcomes) - skipped - len(unverified)
     aside = f" ({skipped} do not apply)" if skipped else ""
-    if not failed:
-        show(f"✓ {name:{width}}  {tried} properties{aside}", lines=True)
-        return
-    show(f"✗ {name:{width}}  {len(failed)} of {tried} properties fail{aside}", lines=True)
-    for one in failed:
-        show(f"    {one.property}: {one.message}", lines=True)
+    mark, verdict = "✓", f"{tried} properties"
+    if failed:
+        mark, verdict = "✗", f"{len(failed)} of {tried} properties fail"
+    elif unverified:
+        mark, verdict = "?", f"{tried} properties, {len(unverified)} not verified"
+    show(f"{mark} {name:{width}}  {verdict}{aside}", lines=True)
+    for outcome in failed:
+        show(f"    {outcome.property}: {outcome.message}", lines=True)
+    for outcome in unverified:
+        show(f"    {outcome.property}: not verified: {outcome.message}", lines=True)
 
 
 def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, quiet: bool) -> RecipeCheck:
@@ -126,25 +143,26 @@ def _check_recipe(source: str, overrides: Sequence[str], registry: Registry, qui
     recipe = load_recipe(source, overrides, registry)
     if not quiet:
         say(f"{source}: comparing the hypergradient with central differences, in float64 …")
-    found = check_recipe(recipe, registry)
+    result = check_recipe(recipe, registry)
     if not quiet:
-        _print_recipe(source, found)
-    return found
+        _print_recipe(source, result)
+    return result
 
 
-def _print_recipe(source: str, found: RecipeCheck) -> None:
-    show(f"{source}, {found.samples} samples", bold=True, lines=True)
-    width = max([len(row.direction) for row in found.rows] + [len("direction")])
-    if found.rows:
+def _print_recipe(source: str, result: RecipeCheck) -> None:
+    show(f"{source}, {result.samples} samples", bold=True, lines=True)
+    width = max([len(row.direction) for row in result.rows] + [len("direction")])
+    if result.rows:
         show(f"  {'direction':{width}}  {'⟨z, d⟩':>14}  {'differences':>14}  {'error':>8}", lines=True)
-    for row in found.rows:
+    for row in result.rows:
         numbers = f"{row.hypergradient:14.6g}  {row.differences:14.6g}  {row.error:8.1e}"
         show(f"  {row.direction:{width}}  {numbers}  {_mark(row.ok)}", lines=True)
-    width = max(len(link.what) for link in found.links)
-    for link in found.links:
+    width = max(len(link.what) for link in result.links)
+    for link in result.links:
         numbers = f"{link.error:8.1e} of {link.allowed:.0e}"
         show(f"  {link.place:16}  {link.what:{width}}  {numbers}  {_mark(link.ok)}", lines=True)
-    show(f"{_mark(found.passed)} {found.verdict}", lines=True)
+    mark = _mark(result.passed) if result.verified else "?"
+    show(f"{mark} {result.verdict}", lines=True)
 
 
 def _mark(ok: bool) -> str:
@@ -153,7 +171,7 @@ def _mark(ok: bool) -> str:
 
 def _code(outcomes: Sequence[Outcome], checks: Sequence[RecipeCheck], broken: Sequence[Any]) -> int:
     """4 if anything could not be loaded, 1 if anything fails."""
-    failed = [one for one in outcomes if one.status == "failed"]
-    if broken or any(one.property == "can be imported" for one in failed):
+    failed = [result for result in outcomes if result.status == "failed"]
+    if broken or any(result.property == "can be imported" for result in failed):
         return 4
-    return int(bool(failed) or not all(one.passed for one in checks))
+    return int(bool(failed) or not all(result.passed for result in checks))

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -36,6 +39,14 @@ Plugins = Annotated[
 ]
 RunDirectories = Annotated[
     list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps.")
+]
+ProblemMetrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="NAMES",
+        help="What to measure, e.g. psnr,ssim,nrmse or loss; default psnr,ssim, or all of a problem without images.",
+    ),
 ]
 MetricNames = Annotated[
     str, typer.Option("--metric", metavar="NAMES", help="What to measure, e.g. psnr,ssim,nrmse.")
@@ -70,6 +81,22 @@ def _show_warnings() -> None:
         return
     if not any(isinstance(handler, _MessageHandler) for handler in logger.handlers):
         logger.addHandler(_MessageHandler())
+
+
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """The columns of the terminal; None if ``stream``, stdout by default, is not one: there lines are not wrapped."""
+    return shutil.get_terminal_size((80, 24)).columns if (stream or sys.stdout).isatty() else None
+
+
+def wrapped(text: str, indent: int, stream: TextIO | None = None) -> str:
+    """A line for ``show`` or ``say``, wrapped to the terminal with its further lines indented."""
+    text, width = printable(text), terminal_width(stream)
+    if not width or len(text) <= width:
+        return text
+    room = max(width, indent + 20)
+    return textwrap.fill(
+        text, room, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def print_json(data: Any) -> None:

@@ -141,15 +141,15 @@ def _print_tables(comparison: Comparison) -> None:
     print_rows(table, title=f"Cost until a check reaches a {comparison.quality}")
 
 
-def _shown(found: Spread | None, form: str, spread: bool = True) -> str:
-    if found is None:
+def _shown(figure: Spread | None, form: str, spread: bool = True) -> str:
+    if figure is None:
         return "–"
-    mean, low, high = (format(value, form) for value in (found.mean, found.low, found.high))
+    mean, low, high = (format(value, form) for value in (figure.mean, figure.low, figure.high))
     return f"{mean} ({low} to {high})" if spread and low != high else mean
 
 
-def _reached(found: Spread | None, group: Group, form: str) -> str:
-    if found is None:
+def _reached(figure: Spread | None, group: Group, form: str) -> str:
+    if figure is None:
         return "–"
-    part = "" if found.count == len(group.runs) else f" ({found.count} of {len(group.runs)})"
-    return format(found.mean, form) + part
+    share = "" if figure.count == len(group.runs) else f" ({figure.count} of {len(group.runs)})"
+    return format(figure.mean, form) + share

@@ -45,15 +45,18 @@ def complete_kind(incomplete: str) -> list[Word]:
 @_quietly
 def complete_component(ctx: typer.Context, incomplete: str) -> list[Word]:
     """``kind/name``, and names alone once something is typed."""
-    known = [(one.kind, one.name, one.component.summary) for one in _registry(ctx).components()]
-    full = [(f"{kind}/{name}", summary) for kind, name, summary in known]
-    short = [(name, summary) for _, name, summary in known] if incomplete else []
+    components = [
+        (registered.kind, registered.name, registered.component.summary)
+        for registered in _registry(ctx).components()
+    ]
+    full = [(f"{kind}/{name}", summary) for kind, name, summary in components]
+    short = [(name, summary) for _, name, summary in components] if incomplete else []
     return [word for word in full + short if word[0].startswith(incomplete)]
 
 
 @_quietly
 def complete_shipped(incomplete: str) -> list[Word]:
-    from bltoolbox.config.recipe import recipe_summary, shipped_recipes
+    from bltoolbox.config.shipped_recipes import recipe_summary, shipped_recipes
 
     shipped = shipped_recipes().items()
     return [(name, recipe_summary(path)) for name, path in shipped if name.startswith(incomplete)]
@@ -84,8 +87,8 @@ def complete_recipe(ctx: typer.Context, incomplete: str) -> list[Word]:
     if len(words) > 1 and (behind := entries.get(words[-1].removesuffix("="))):
         return _values(behind, incomplete)  # bash splits words at "="
     offered = [(f"{entry.key}=", entry.parameter.doc) for entry in entries.values()]
-    found = [word for word in offered if word[0].startswith(incomplete)]
-    return found + (_files(incomplete) if incomplete and not found else [])
+    matches = [word for word in offered if word[0].startswith(incomplete)]
+    return matches + (_files(incomplete) if incomplete and not matches else [])
 
 
 @_quietly
@@ -93,8 +96,8 @@ def complete_grid(ctx: typer.Context, incomplete: str) -> list[Word]:
     """As for one recipe; after a comma follows another value of the same key."""
     before, comma, begun = incomplete.rpartition(",")
     key, equals, _ = before.partition("=")
-    found = complete_recipe(ctx, f"{key}={begun}" if comma and equals else begun)
-    values = [(word.removeprefix(f"{key}=") if equals else word, doc) for word, doc in found]
+    offered = complete_recipe(ctx, f"{key}={begun}" if comma and equals else begun)
+    values = [(word.removeprefix(f"{key}=") if equals else word, doc) for word, doc in offered]
     return [(f"{before}{comma}{word}", doc) for word, doc in values]
 
 
@@ -124,7 +127,8 @@ def _entries(source: str, words: Sequence[str], registry: Registry) -> Iterator[
     from bltoolbox.config.describe import describe
     from bltoolbox.config.overrides import apply_overrides
     from bltoolbox.config.reading import RECIPE, read_text
-    from bltoolbox.config.recipe import Recipe, find_recipe
+    from bltoolbox.config.recipe import Recipe
+    from bltoolbox.config.shipped_recipes import find_recipe
     from bltoolbox.config.yaml_text import Spot, parse
 
     document = parse(read_text(find_recipe(source), RECIPE).removeprefix("\ufeff"), Spot(source))
@@ -145,13 +149,17 @@ def _walk(
         inner = value if isinstance(value, Mapping) else {}
         options = _options(parameter.type)
         roles = [option.role for option in options if option.name == "component"]
-        known = [one for role in roles for one in registry.components(role)]
-        yield _Entry(key, parameter, tuple((one.name, one.component.summary) for one in known))
+        components = [registered for role in roles for registered in registry.components(role)]
+        yield _Entry(
+            key,
+            parameter,
+            tuple((registered.name, registered.component.summary) for registered in components),
+        )
         for option in options:
             yield from _walk(option.parameters, inner, f"{key}.", registry)
         name = _name(value, roles) or _name(parameter.default)
-        for one in known:
-            if one.name == name and (signature := remembered_signature(one.component.target)):
+        for registered in components:
+            if registered.name == name and (signature := remembered_signature(registered.component.target)):
                 yield from _walk(signature.parameters, inner, f"{key}.", registry)
 
 
@@ -181,16 +189,16 @@ def _name(value: Any, roles: Sequence[str] = ()) -> str | None:
 def _files(incomplete: str, suffixes: Sequence[str] = (".yaml", ".yml")) -> list[Word]:
     """Files of some suffixes, YAML by default, and folders, which may contain some."""
     folder, slash, begun = incomplete.rpartition("/")
-    found: list[Word] = []
+    matches: list[Word] = []
     for path in sorted(Path(folder + slash or ".").expanduser().iterdir()):
         hidden = path.name.startswith(".") and not begun.startswith(".")
         if not path.name.startswith(begun) or hidden:
             continue
         if path.is_dir():
-            found.append((f"{folder}{slash}{path.name}/", ""))
+            matches.append((f"{folder}{slash}{path.name}/", ""))
         elif path.suffix in suffixes:
-            found.append((f"{folder}{slash}{path.name}", ""))
-    return found
+            matches.append((f"{folder}{slash}{path.name}", ""))
+    return matches
 
 
 def _registry(ctx: typer.Context) -> Registry:

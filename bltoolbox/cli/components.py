@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show, terminal_width
 from bltoolbox.cli.completion import complete_component, complete_kind
 from bltoolbox.config.hooks import KINDS, LISTS
+from bltoolbox.config.problem_keys import LOSS
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registered
@@ -37,12 +36,15 @@ def list_components(
     debug: Debug = False,
 ) -> None:
     """List the available components."""
-    found = open_registry(plugin).components(kind)
+    components = open_registry(plugin).components(kind)
     if as_json:
-        print_json([_facts(registered) for registered in found])
+        print_json([_facts(registered) for registered in components])
         return
     rows = [("kind", "name", "summary", "from")]
-    rows += [(one.kind, one.name, one.component.summary, _source(one)) for one in found]
+    rows += [
+        (registered.kind, registered.name, registered.component.summary, _source(registered))
+        for registered in components
+    ]
     _print_table(rows)
 
 
@@ -76,6 +78,9 @@ def show_component(
         _print_parameter(parameter)
     if not signature.parameters:
         show("  none", lines=True)
+    if metrics := signature.traits.metrics:
+        show("\nMetrics", bold=True, lines=True)
+        show(f"  {', '.join((*metrics, LOSS))}", lines=True)
     show("\nIn a recipe", bold=True, lines=True)
     show(textwrap.indent(snippet, "  ").rstrip(), lines=True)
     show(f"\nFrom {registered.plugin.origin}, {registered.component.target}", lines=True)
@@ -98,10 +103,15 @@ def _source(registered: Registered) -> str:
 
 
 def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
-    """Columns; on a terminal the summary is wrapped to its width, elsewhere there is one line per component."""
+    """Columns; on a terminal the summary is wrapped to its width, elsewhere there is one line per component.
+
+    A terminal has no room for a column that says the same in each row.
+    """
+    width = terminal_width()
+    if width and len({source for *_, source in rows[1:]}) == 1:
+        rows = [(kind, name, summary, "") for kind, name, summary, _ in rows]
     kinds, names, summaries, sources = (max(map(len, column)) for column in zip(*rows, strict=True))
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size((PAGE, 24)).columns
+    if width:
         summaries = max(20, min(summaries, width - kinds - names - sources - 6))
     for number, (kind, name, summary, source) in enumerate(rows):
         lines = textwrap.wrap(summary, summaries) or [""]
@@ -130,9 +140,12 @@ def _paragraph(text: str, indent: str = "") -> None:
 def _reflow(text: str) -> str:
     """Wrap prose; keep equations, lists and other text that is laid out by hand."""
     paragraphs = text.split("\n\n")
-    by_hand = [any(line[:1] in (" ", "*", "-", "|", "#") for line in one.splitlines()) for one in paragraphs]
+    by_hand = [
+        any(line[:1] in (" ", "*", "-", "|", "#") for line in paragraph.splitlines())
+        for paragraph in paragraphs
+    ]
     pairs = zip(paragraphs, by_hand, strict=True)
-    return "\n\n".join(one if kept else textwrap.fill(one, PAGE) for one, kept in pairs)
+    return "\n\n".join(paragraph if kept else textwrap.fill(paragraph, PAGE) for paragraph, kept in pairs)
 
 
 def _snippet(registered: Registered, signature: Signature) -> str:

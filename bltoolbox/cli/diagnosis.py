@@ -89,8 +89,8 @@ def examine(registry: Registry) -> Iterator[Finding]:
 
 def _installation() -> Iterator[Finding]:
     where = Path(bltoolbox.__file__).parent
-    found = f"{bltoolbox.__version__} in {where}, Python {platform.python_version()}, {platform.platform()}"
-    yield Finding("bltoolbox", Verdict.OK, found)
+    text = f"{bltoolbox.__version__} in {where}, Python {platform.python_version()}, {platform.platform()}"
+    yield Finding("bltoolbox", Verdict.OK, text)
 
 
 def _packages() -> Iterator[Finding]:
@@ -170,17 +170,17 @@ def _plugins(registry: Registry) -> Iterator[Finding]:
             )
     components, clashes = 0, set()
     for plugin in plugins:
-        for one in registry.of(plugin):
+        for component in registry.of(plugin):
             components += 1
-            clashes.add(registry.clash(one) or "")
+            clashes.add(registry.clash(component) or "")
     for clash in sorted(clashes - {""}):
         yield Finding("plugins", Verdict.WRONG, clash, "uninstall one of them, or choose with BLT_PLUGINS")
     off = [plugin.name for plugin in plugins if plugin.status == "off"]
-    found = f"{len(plugins)} with {components} components"
+    text = f"{len(plugins)} with {components} components"
     if off:
-        yield Finding("plugins", Verdict.NOTE, f"{found}; excluded by BLT_PLUGINS: {', '.join(off)}")
+        yield Finding("plugins", Verdict.NOTE, f"{text}; excluded by BLT_PLUGINS: {', '.join(off)}")
     else:
-        yield Finding("plugins", Verdict.OK, found)
+        yield Finding("plugins", Verdict.OK, text)
 
 
 def _codecs() -> Iterator[Finding]:
@@ -216,7 +216,7 @@ def _folders() -> Iterator[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    return next(one for one in (folder, *folder.parents) if one.exists())
+    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def _writable(folder: Path) -> bool:
@@ -244,29 +244,29 @@ def _locks() -> Iterator[Finding]:
 
 
 def _variables() -> Iterator[Finding]:
-    found = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES))
-    if found:
-        yield Finding("variables", Verdict.OK, ", ".join(found))
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES))
+    if settings:
+        yield Finding("variables", Verdict.OK, ", ".join(settings))
 
 
 def _processors() -> Iterator[Finding]:
     import torch
 
     usable, threads = processors(), torch.get_num_threads()
-    found = f"{usable} usable, torch uses {threads}"
+    text = f"{usable} usable, torch uses {threads}"
     if threads > usable:
         yield Finding(
             "processors",
             Verdict.NOTE,
-            found,
+            text,
             f"too many threads slow each other down: set OMP_NUM_THREADS={usable}",
         )
     elif 2 * threads < usable and "OMP_NUM_THREADS" in os.environ:
         yield Finding(
-            "processors", Verdict.NOTE, found, "limited by OMP_NUM_THREADS; unset it to use all of them"
+            "processors", Verdict.NOTE, text, "limited by OMP_NUM_THREADS; unset it to use all of them"
         )
     else:
-        yield Finding("processors", Verdict.OK, found)
+        yield Finding("processors", Verdict.OK, text)
 
 
 def _memory() -> Iterator[Finding]:
@@ -314,9 +314,9 @@ def _ranks() -> Iterator[Finding]:
 def _compiler() -> Iterator[Finding]:
     """A compiler is needed only for ``compile: true`` of a component, which has no effect without one."""
     wanted = os.environ.get("CXX")
-    found = next(filter(None, map(shutil.which, [wanted] if wanted else ["g++", "clang++", "c++"])), None)
-    if found:
-        yield Finding("compiler", Verdict.OK, found)
+    compiler = next(filter(None, map(shutil.which, [wanted] if wanted else ["g++", "clang++", "c++"])), None)
+    if compiler:
+        yield Finding("compiler", Verdict.OK, compiler)
     else:
         yield Finding("compiler", Verdict.NOTE, "no C++ compiler: `compile: true` has no effect on the CPU")
 
@@ -337,11 +337,11 @@ def _computing(registry: Registry) -> Iterator[Finding]:
             yield Finding(f"computing on {device}", Verdict.WRONG, _sentence(error))
             continue
         gain = float(abs(noisy - clean).mean() / abs(restored - clean).mean())
-        found = f"{_PATIENT} reduces the error of a noisy picture {gain:.1f} times"
+        text = f"{_PATIENT} reduces the error of a noisy picture {gain:.1f} times"
         apart = 0.0 if first is None else float(abs(restored - first).max())
         first = restored if first is None else first
         if not gain >= _GAIN:
-            yield Finding(f"computing on {device}", Verdict.WRONG, f"{found}; expected more than {_GAIN:g}")
+            yield Finding(f"computing on {device}", Verdict.WRONG, f"{text}; expected more than {_GAIN:g}")
         elif apart > 1e-2:
             yield Finding(
                 f"computing on {device}",
@@ -349,15 +349,15 @@ def _computing(registry: Registry) -> Iterator[Finding]:
                 f"the result differs from that of the CPU by {apart:.2g}",
             )
         else:
-            yield Finding(f"computing on {device}", Verdict.OK, found)
+            yield Finding(f"computing on {device}", Verdict.OK, text)
 
 
 def _plain_areas() -> tuple[Any, Any]:
     import numpy as np
 
     rows, columns = np.mgrid[:48, :64]
-    parts = [columns < 32, rows < columns / 2, (rows - 24) ** 2 + (columns - 40) ** 2 < 100]
-    clean = np.stack([0.2 + 0.6 * part for part in parts], axis=2).astype(np.float32)
+    areas = [columns < 32, rows < columns / 2, (rows - 24) ** 2 + (columns - 40) ** 2 < 100]
+    clean = np.stack([0.2 + 0.6 * area for area in areas], axis=2).astype(np.float32)
     noise = np.random.default_rng(0).standard_normal(clean.shape)
     return clean, (clean + _SIGMA * noise).astype(np.float32)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, wrapped
 
 if TYPE_CHECKING:
     from bltoolbox.cli.diagnosis import Finding
@@ -27,14 +27,14 @@ def doctor(as_json: Json = False, plugin: Plugins = None, debug: Debug = False) 
     """
     from bltoolbox.cli.diagnosis import Verdict, examine
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for finding in examine(open_registry(plugin, warn=False)):
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             _print(finding)
-    wrong = sum(finding.verdict is Verdict.WRONG for finding in found)
+    wrong = sum(finding.verdict is Verdict.WRONG for finding in findings)
     if as_json:
-        print_json([finding.as_dict() for finding in found])
+        print_json([finding.as_dict() for finding in findings])
     else:
         say("no problems found" if not wrong else f"{wrong} problem{'s' * (wrong > 1)} found")
     raise typer.Exit(4 if wrong else 0)
@@ -44,7 +44,8 @@ _COLORS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "wrong": typer
 
 
 def _print(finding: Finding) -> None:
-    show(f"{finding.verdict:5}", fg=_COLORS[finding.verdict], nl=False)
     remedy = f" -> {finding.remedy}" if finding.remedy else ""
-    show(f"  {finding.subject:17}  {finding.found}{remedy}")
+    line = f"{finding.verdict:5}  {finding.subject:17}  {finding.found}{remedy}"
+    show(f"{finding.verdict:5}", fg=_COLORS[finding.verdict], nl=False)
+    show(wrapped(line, 26)[5:], lines=True)
     sys.stdout.flush()  # the last findings take seconds

@@ -36,7 +36,7 @@ def compare(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE [KEY=VALUE]...", help="A recipe file or the name of a shipped recipe."
+            metavar="RECIPE [KEY=VALUE]...", help="A recipe file or the name of a shipped recipe; overrides."
         ),
     ],
     estimator: Annotated[
@@ -45,9 +45,7 @@ def compare(
             "--estimator", "-e", metavar="NAME", help="A hypergradient component; repeatable. Default: all."
         ),
     ] = None,
-    tasks: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Training tasks over which f is the mean.")
-    ] = 4,
+    tasks: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training tasks.")] = 4,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FIG", help="The .png, .svg or .pdf file to write.")
     ] = FIGURE,
@@ -58,12 +56,14 @@ def compare(
 ) -> None:
     """Compare hypergradient components: error against cost.
 
-    For example: blt estimators denoise -e cg-ift -e '{name: neumann, terms: 50}'
+    For example: blt estimators denoise -e cg-ift -e neumann
 
-    f is the mean over a few training tasks at the initial θ, in float64 on the CPU. Every component is asked at
-    increasing accuracies, or along the settings in which it declares that its bias vanishes, each time from a cold
-    start. The table gives the derivatives per task (gradients, Hessian products, derivatives in θ) until z has a
-    relative error, and the figure all points against derivatives and processor time.
+    Each component estimates the gradient of the mean loss over a few training tasks, at the initial θ, in float64 on
+    the CPU and from a cold start: at increasing accuracies, or along the settings for which it declares that its bias
+    vanishes. The table lists the derivatives per task (gradients, Hessian products, derivatives in θ) needed for a
+    relative error of 10, 1 and 0.1 %; the figure shows every setting against derivatives and processor time.
+
+    A component may have options: -e '{name: neumann, terms: 50}'
     """
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.reports.compare.estimators import draw_errors
@@ -121,7 +121,7 @@ def _print_table(comparison: EstimatorComparison) -> None:
         shown = ["–" if cost is None else f"{cost:,.0f}" for cost in costs]
         end = ("–", "–") if best is None else (f"{best.error:.1e}", f"{best.cost:,.0f}")
         rows.append((curve.name, *shown, *end))
-    title = f"{comparison.recipe}: derivatives per task until z has a relative error, over {comparison.tasks} tasks"
+    title = f"{comparison.recipe}: derivatives per task for a given relative error ({comparison.tasks} tasks)"
     print_rows(rows, title=title)
     for curve in comparison.curves:
         if curve.note:

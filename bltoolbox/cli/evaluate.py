@@ -1,21 +1,29 @@
-"""``blt evaluate``: measure a trained model on images."""
+"""``blt evaluate``: measure a trained model on images, or θ on the evaluation tasks of another problem."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, MetricNames, Plugins, open_registry, print_json, split_overrides
+from bltoolbox.cli.common import (
+    Debug,
+    Json,
+    Plugins,
+    ProblemMetrics,
+    open_registry,
+    print_json,
+    split_overrides,
+)
 from bltoolbox.cli.display.tables import print_rows
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
     from bltoolbox.restoration.evaluation import Evaluation
-    from bltoolbox.restoration.metrics import ImageMetric
+    from bltoolbox.restoration.model import Model
+    from bltoolbox.restoration.trained import Trained
 
 
 def register(app: typer.Typer) -> None:
@@ -31,12 +39,12 @@ def evaluate(
             help="A run directory, a θ file or a name from blt models; overrides.",
         ),
     ],
-    metric: MetricNames = "psnr,ssim",
+    metric: ProblemMetrics = None,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Measure a trained model on its evaluation images.
+    """Measure a trained model on its evaluation images or tasks.
 
     Images are degraded as in the recipe, with noise that depends only on the seed and the image, and restored from a
     cold start to evaluation_tol; recorded measurements are taken as they are. Metrics refer to the range of values of
@@ -44,14 +52,12 @@ def evaluate(
 
     For example: blt evaluate runs/denoise/2026-01-31_12-00-00 evaluation='{name: array, path: test.npy}'
     """
-    from bltoolbox.restoration.metrics import DECIDING, pick_listed
-
     targets, overrides = split_overrides(arguments)
     if len(targets) != 1:
         raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
-    found = _measure(targets[0], overrides, pick_listed(metric, DECIDING), registry)
-    if not (metrics := found.metrics):
+    evaluation = _measure(targets[0], overrides, metric, registry)
+    if not (metrics := evaluation.metrics):
         raise UsageError(
             "the true images of the evaluation data are not known, so that nothing can be measured; use --metric loss"
         )
@@ -59,48 +65,108 @@ def evaluate(
         print_json(
             {
                 "model": targets[0],
-                **_facts(found, None),
-                "iterations": found.iterations,
-                "images": _images(found),
+                **_facts(evaluation, None),
+                "iterations": evaluation.iterations,
+                f"{_noun(evaluation)}s": _tasks(evaluation),
             }
         )
         return
-    heading = [name for one in metrics for name in (f"{one.label} before", one.label, "change")]
-    table = [("image", *heading)]
+    heading = [name for measure in metrics for name in (f"{measure.label} before", measure.label, "change")]
+    table = [(_noun(evaluation), *heading)]
     for label, facts in [
-        *((image["image"], image) for image in _images(found)),
-        ("mean", _facts(found, None)),
+        *((task[_noun(evaluation)], task) for task in _tasks(evaluation)),
+        ("mean", _facts(evaluation, None)),
     ]:
-        pairs = [(one, facts[f"{one.name}_before"], facts[one.name]) for one in metrics]
-        cells = [(one.number(a), one.number(b), one.number(b - a, sign=True)) for one, a, b in pairs]
+        pairs = [(measure, facts[f"{measure.name}_before"], facts[measure.name]) for measure in metrics]
+        cells = [
+            (measure.number(a), measure.number(b), measure.number(b - a, sign=True))
+            for measure, a, b in pairs
+        ]
         table.append((label, *(cell for triple in cells for cell in triple)))
-    print_rows(table, title=", ".join(one.title for one in metrics))
+    print_rows(table, title=", ".join(measure.title for measure in metrics))
 
 
-def _facts(found: Evaluation, number: int | None) -> dict[str, Any]:
+def _facts(evaluation: Evaluation, number: int | None) -> dict[str, Any]:
     """The metrics of one image, or their means, by the names that JSON gives them."""
     facts: dict[str, Any] = {}
-    for metric in found.metrics:
-        pair = found.before[metric.name], found.after[metric.name]
+    for metric in evaluation.metrics:
+        pair = evaluation.before[metric.name], evaluation.after[metric.name]
         before, after = (sum(each) / len(each) if number is None else each[number] for each in pair)
         facts |= {f"{metric.name}_before": before, metric.name: after}
     return facts
 
 
-def _images(found: Evaluation) -> list[dict[str, Any]]:
-    return [{"image": label, **_facts(found, number)} for number, label in enumerate(found.labels)]
+def _noun(evaluation: Evaluation) -> str:
+    return "image" if evaluation.of_images else "task"
 
 
-def _measure(
-    source: str, overrides: list[str], metrics: Sequence[ImageMetric], registry: Registry
-) -> Evaluation:
-    """Restore the images, a chunk of them in memory at a time."""
+def _tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
+    noun = _noun(evaluation)
+    return [{noun: label, **_facts(evaluation, number)} for number, label in enumerate(evaluation.labels)]
+
+
+def _measure(source: str, overrides: list[str], metrics: str | None, registry: Registry) -> Evaluation:
+    """Solve the tasks, a chunk of them in memory at a time."""
+    from bltoolbox.restoration.model import Model, load_trained
+
+    trained = load_trained(source, registry=registry)
+    if isinstance(trained, Model):
+        return _restore(trained, overrides, metrics or "psnr,ssim", registry)
+    return _solve(trained, overrides, metrics, registry)
+
+
+def _solve(trained: Trained, overrides: list[str], metrics: str | None, registry: Registry) -> Evaluation:
+    """The evaluation tasks of a problem that is not about images."""
+    import torch
+
+    from bltoolbox.bilevel.device import DTYPES, pick_device
+    from bltoolbox.config.recipe import recipe_from_dict
+    from bltoolbox.restoration.evaluation import evaluate_tasks, metrics_of
+    from bltoolbox.restoration.from_recipe import build, build_evaluation_solver
+    from bltoolbox.restoration.metrics import pick_listed
+    from bltoolbox.restoration.usable import find_misfit
+
+    recipe = recipe_from_dict(trained.recipe.to_dict(), overrides, registry)
+    name = trained.recipe.problem.name
+    if recipe.problem.name != name:
+        raise UsageError(f"the problem cannot be overridden: θ was trained for {name!r}")
+    problem = build(recipe, "problem", registry)
+    like = torch.zeros((), dtype=DTYPES[recipe.dtype], device=pick_device(recipe.device))
+    tasks = problem.tasks("evaluation", like)
+    if tasks is None or not len(tasks):
+        raise UsageError(
+            f"problem {name!r} has no evaluation tasks with these options; change them by overrides"
+        )
+    theta = {key: value.to(like) for key, value in trained.theta.items()}
+    if (misfit := find_misfit(theta, [problem.init_params(torch.Generator())])) is not None:
+        raise UsageError(f"problem: θ does not fit these options: {misfit}")
+    among = metrics_of(problem)
+    wanted = (
+        [metric.name for metric in pick_listed(metrics, among)]
+        if metrics
+        else list(problem.metrics) or [*among]
+    )
+    return evaluate_tasks(
+        problem,
+        theta,
+        tasks,
+        build_evaluation_solver(recipe, registry),
+        tol=recipe.evaluation_tol,
+        limit=recipe.iteration_limit,
+        chunk=recipe.chunk,
+        metrics=wanted,
+    )
+
+
+def _restore(model: Model, overrides: list[str], names: str, registry: Registry) -> Evaluation:
+    """The evaluation images of a recipe."""
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate as restore
+    from bltoolbox.restoration.evaluation import metrics_of
     from bltoolbox.restoration.from_recipe import build, build_problem, evaluation_samples
-    from bltoolbox.restoration.model import Model
+    from bltoolbox.restoration.metrics import pick_listed
 
-    model = Model.load(source, registry=registry)
+    metrics = pick_listed(names, metrics_of(model.problem))
     recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry)
     if recipe.regularizer != model.recipe.regularizer:
         raise UsageError(

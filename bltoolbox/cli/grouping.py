@@ -1,10 +1,40 @@
-"""The list of commands in ``blt --help``, in groups by what a user wants to do."""
+"""The texts of ``--help``: commands in groups by what a user wants to do, arguments as a user types them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from typer.core import TyperGroup
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class PlainCommand(TyperCommand):
+    """Shows an argument as its ``metavar`` spells it, without the braces and Python types that Typer adds."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
+        return [str(self.options_metavar), *(str(argument.metavar) for argument in arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                if param.param_type_name == "argument":
+                    sections["Arguments"].append((str(param.metavar), record[1]))
+                else:
+                    sections["Options"].append(record)
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+class Commands(typer.Typer):
+    """An application whose commands are ``PlainCommand``."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        return super().command(name, **{"cls": PlainCommand} | options)
 
 
 class GroupedCommands(TyperGroup):

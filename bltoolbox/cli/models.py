@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, print_json, say, show
+from bltoolbox.cli.common import Debug, Json, print_json, say, show, wrapped
 from bltoolbox.cli.completion import complete_model
 
 
@@ -39,7 +40,7 @@ def models(
         else:
             show(card.text or f"{card.name} has no card: {card.path}", nl=not card.text, lines=True)
         return
-    cards = [read_card(one) for one in shipped_models()]
+    cards = [read_card(model) for model in shipped_models()]
     if as_json:
         print_json([card.as_dict() for card in cards])
         return
@@ -52,10 +53,10 @@ def models(
     print_rows(rows, left=2)
     for card in cards:
         if card.facts.get("summary"):
-            say(f"{card.name}: {card.facts['summary']}")
+            say(wrapped(f"{card.name}: {card.facts['summary']}", 2, sys.stderr), lines=True)
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
     return "–" if value is None else str(value)

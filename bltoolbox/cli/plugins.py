@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show, wrapped
 from bltoolbox.errors import MissingError
 
 if TYPE_CHECKING:
@@ -34,23 +34,23 @@ def list_plugins(
     it, missing dependencies of components go unnoticed.
     """
     registry = open_registry(plugin, warn=False)
-    found = [_facts(one, registry, load) for one in registry.plugins()]
+    facts = [_facts(entry, registry, load) for entry in registry.plugins()]
     if as_json:
-        print_json(found)
+        print_json(facts)
     else:
-        for source, group in groupby(found, key=lambda one: f"{one['distribution']} {one['version']}"):
+        for source, group in groupby(facts, key=lambda entry: f"{entry['distribution']} {entry['version']}"):
             show(source.strip(), bold=True)
             _print(list(group))
-    raise typer.Exit(4 if any(one["status"] in ("broken", "clash") for one in found) else 0)
+    raise typer.Exit(4 if any(entry["status"] in ("broken", "clash") for entry in facts) else 0)
 
 
 def _facts(plugin: Plugin, registry: Registry, load: bool) -> dict[str, Any]:
-    components = [_component(one, registry, load) for one in registry.of(plugin)]
+    components = [_component(component, registry, load) for component in registry.of(plugin)]
     status: str = plugin.status
     reason = plugin.reason
-    if bad := [one for one in components if one["status"] != "ok"]:
-        status = next((one["status"] for one in bad if one["status"] == "broken"), "clash")
-        reason = "; ".join(one["reason"] for one in bad)
+    if bad := [component for component in components if component["status"] != "ok"]:
+        status = next((component["status"] for component in bad if component["status"] == "broken"), "clash")
+        reason = "; ".join(component["reason"] for component in bad)
     return {
         "distribution": plugin.distribution,
         "version": plugin.version,
@@ -76,9 +76,10 @@ def _component(registered: Registered, registry: Registry, load: bool) -> dict[s
 
 
 def _print(plugins: list[dict[str, Any]]) -> None:
-    width = max(len(one["plugin"]) for one in plugins)
-    for one in plugins:
-        names = ", ".join(f"{part['kind']}/{part['name']}" for part in one["components"])
-        show(f"  {one['plugin']:{width}}  {one['status']:6}  {names}".rstrip())
-        if one["reason"]:
-            show(f"  {'':{width}}  {'':6}  {one['reason']}")
+    width = max(len(entry["plugin"]) for entry in plugins)
+    for entry in plugins:
+        names = ", ".join(f"{component['kind']}/{component['name']}" for component in entry["components"])
+        line = f"  {entry['plugin']:{width}}  {entry['status']:6}  {names}".rstrip()
+        show(wrapped(line, width + 12), lines=True)
+        if entry["reason"]:
+            show(wrapped(f"  {'':{width}}  {'':6}  {entry['reason']}", width + 12), lines=True)

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
+from bltoolbox.cli.common import (
+    Debug,
+    Json,
+    Plugins,
+    open_registry,
+    print_json,
+    say,
+    show,
+    split_overrides,
+    terminal_width,
+    wrapped,
+)
 from bltoolbox.cli.completion import complete_recipe, complete_shipped
 from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import BltError, RecipeError, UsageError
@@ -78,16 +89,15 @@ def _check(
 ) -> tuple[dict[str, Any], BltError | None]:
     """The result as JSON, and the error if there is one."""
     from bltoolbox.config.recipe import load_recipe
-    from bltoolbox.restoration.metrics import deciding
 
     result: dict[str, Any] = {"recipe": source} | ({"variant": variant} if variant else {})
     try:
         chosen = [f"variant={variant}"] if variant else []
-        deciding(load_recipe(source, [*overrides, *chosen], registry))
+        load_recipe(source, [*overrides, *chosen], registry)
     except RecipeError as error:
         problems = [
-            {"file": one.file, "line": one.line, "column": one.column, "message": one.message}
-            for one in error.problems
+            {"file": problem.file, "line": problem.line, "column": problem.column, "message": problem.message}
+            for problem in error.problems
         ]
         return result | {"valid": False, "problems": problems}, error
     except BltError as error:
@@ -101,16 +111,16 @@ def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
 
     blt run, blt validate, blt check and blt cp accept their names.
     """
-    from bltoolbox.config.recipe import recipe_summary, shipped_recipes
+    from bltoolbox.config.shipped_recipes import recipe_summary, shipped_recipes
 
-    found = [(name, recipe_summary(path), path) for name, path in shipped_recipes().items()]
+    entries = [(name, recipe_summary(path), path) for name, path in shipped_recipes().items()]
     if as_json:
-        print_json([{"name": name, "summary": text, "path": str(path)} for name, text, path in found])
+        print_json([{"name": name, "summary": text, "path": str(path)} for name, text, path in entries])
         return
-    width = max((len(name) for name, _, _ in found), default=0)
-    for name, text, path in found:
-        show(f"{name:{width}}  {text}")
-        show(f"{'':{width}}  {path}", dim=True)
+    width = max((len(name) for name, _, _ in entries), default=0)
+    for name, text, path in entries:
+        show(wrapped(f"{name:{width}}  {text}", width + 2), lines=True)
+        show(f"{'':{width}}  {path}" if terminal_width() is None else f"  {path}", dim=True)
 
 
 def copy_recipe(
@@ -128,8 +138,8 @@ def copy_recipe(
 
     For example: blt cp denoise my-recipe.yaml
     """
-    from bltoolbox.config.recipe import shipped_recipes
     from bltoolbox.config.schema import SCHEMA_FILE
+    from bltoolbox.config.shipped_recipes import shipped_recipes
     from bltoolbox.config.wording import did_you_mean
     from bltoolbox.runs.files import write_bytes
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.problem_keys import IMAGE_KEYS
 from bltoolbox.config.registry import NAME
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.errors import UsageError
@@ -26,6 +27,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 #: The class and the summary of the example of each kind.
 EXAMPLES = {
+    "problem": ("Smoothing", "Noisy signals; learns how much to smooth them."),
     "data": ("Checkerboards", "Generated checkerboards under a gradient of light."),
     "operator": ("Vignetting", "A gain that falls off towards the corners."),
     "noise": ("Laplacian", "Errors with a Laplace distribution: mostly small, sometimes large."),
@@ -47,6 +49,7 @@ EXAMPLES = {
 
 #: What the example recipe uses for kinds that the plugin does not offer.
 PARTNERS = {
+    "problem": "ridge",
     "data": "dead-leaves",
     "operator": "identity",
     "noise": "gaussian",
@@ -123,11 +126,24 @@ def render(name: str, package: str, components: Mapping[str, str]) -> dict[str, 
     return {
         "pyproject.toml": filled("pyproject.toml"),
         "README.md": filled("README.md", offers="\n".join(offers), show=show),
-        "recipe.yaml": filled("recipe.yaml", **{**PARTNERS, **components}),
+        **{
+            file: filled(template, file=file, **{**PARTNERS, **components})
+            for file, template in _recipes(components).items()
+        },
         f"{package}/__init__.py": filled("__init__.py", components="\n".join(records)),
         **{f"{package}/{kind}.py": filled(f"components/{kind}.py") for kind in components},
         "tests/test_plugin.py": filled("test_plugin.py"),
     }
+
+
+def _recipes(components: Mapping[str, str]) -> dict[str, str]:
+    """The recipes of a plugin and their templates: a problem needs one without the sections for images."""
+    of_images = any(kind in IMAGE_KEYS for kind in components)
+    if "problem" not in components:
+        return {"recipe.yaml": "recipe.yaml"}
+    if not of_images:
+        return {"recipe.yaml": "recipe-problem.yaml"}
+    return {"recipe.yaml": "recipe.yaml", "recipe-problem.yaml": "recipe-problem.yaml"}
 
 
 def _is_installed(package: str) -> bool:

@@ -70,22 +70,22 @@ def sweep(
     grid = with_variants(parse_grid(overrides), recipe_variants(sources[0]))
     registry = open_registry(plugin)
     planned = plan(sources[0], grid, registry)
-    found = Sweep(out or fresh_sweep_directory(Path("runs"), planned.name), planned, registry)
+    whole = Sweep(out or fresh_sweep_directory(Path("runs"), planned.name), planned, registry)
     if dry_run:
-        _print_plan(found, sources[0], as_json)
+        _print_plan(whole, sources[0], as_json)
         return
     from bltoolbox.cli.display.sweep import Display, print_table
     from bltoolbox.training.sweep.jobs import Jobs
 
-    with found.opened(), Display(quiet) as display:
-        signal = Jobs(found, jobs, plugin or (), display).run()
-    facts = _facts(found)
+    with whole.opened(), Display(quiet) as display:
+        signal = Jobs(whole, jobs, plugin or (), display).run()
+    facts = _facts(whole)
     if as_json:
         print_json(facts)
     else:
         print_table(facts)
     if signal is not None:
-        say(f"interrupted; to continue, repeat the command with -o {shlex.quote(str(found.path))}")
+        say(f"interrupted; to continue, repeat the command with -o {shlex.quote(str(whole.path))}")
         raise typer.Exit(128 + signal)
     raise typer.Exit(0 if all(cell["status"] == "finished" for cell in facts["cells"]) else 1)
 

@@ -45,16 +45,16 @@ def watch(
     from bltoolbox.runs.watch import Watched, find, is_active, newest
 
     named = directories or [newest(Path("runs"))]
-    known: dict[Path, Watched] = {}
+    watched: dict[Path, Watched] = {}
 
     def look() -> list[Snapshot]:
         for path in find(named):
-            known.setdefault(path, Watched(path))
-        return [one.look() for one in known.values()]
+            watched.setdefault(path, Watched(path))
+        return [run.look() for run in watched.values()]
 
     if as_json:
-        found = [one.as_dict() for one in look()]
-        print_json(found[0] if len(found) == 1 and len(named) < 2 else found)
+        states = [snapshot.as_dict() for snapshot in look()]
+        print_json(states[0] if len(states) == 1 and len(named) < 2 else states)
         return
     from bltoolbox.cli.display.watch import WatchDisplay
 
@@ -64,7 +64,7 @@ def watch(
             more = is_active(named)
             snapshots = look()
             display.show(snapshots)
-            if once or not (more or any(one.active for one in snapshots)):
+            if once or not (more or any(snapshot.active for snapshot in snapshots)):
                 break
             time.sleep(every)
         display.end(snapshots)
@@ -74,8 +74,10 @@ def watch(
 
 def _report_unfinished(snapshots: Sequence[Snapshot]) -> None:
     """Print how the runs ended that did not finish."""
-    bad = [one for one in snapshots if one.state != "finished"]
-    for one in bad:
-        say(f"{one.name}: {one.status if one.status.startswith(one.state) else one.state}")
+    bad = [snapshot for snapshot in snapshots if snapshot.state != "finished"]
+    for snapshot in bad:
+        say(
+            f"{snapshot.name}: {snapshot.status if snapshot.status.startswith(snapshot.state) else snapshot.state}"
+        )
     if bad or not snapshots:
         raise typer.Exit(1)

@@ -22,7 +22,7 @@ from bltoolbox.config.signatures import Signature
 from bltoolbox.errors import MissingError
 
 #: Increase it whenever the description of an unchanged class changes.
-FORMAT = 2
+FORMAT = 3
 
 
 def cache_folder() -> Path:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: Maximum number of alternatives in a message.
 CHOICES = 3
 
+#: Methods of roles that state constants. Other problems than images state them for their lower levels as a whole.
+_CONSTANTS = ("lipschitz", "spectrum", "strong_convexity")
+
 TraitsOf = Callable[[str, str], Traits | None]
 
 
@@ -76,6 +79,11 @@ def _lacking(
             # A baseline is solved by the same solver as an evaluation, and never differentiated.
             evaluating = "evaluation_solver" if "evaluation_solver" in blocks else "lower_solver"
             partners = (kind, "baseline") if (section, kind) == (evaluating, "regularizer") else (kind,)
+            if kind not in blocks and (problem := _other_problem(blocks, traits_of)):
+                if missing := [method for method in methods if method not in _CONSTANTS]:
+                    sentence = f"{needy.name!r} needs a {kind} with {listed(missing, 'and')}"
+                    yield Misfit(section, "problem", f"{sentence}, which problem {problem!r} does not have")
+                continue
             for partner in partners:
                 other = blocks.get(partner)
                 theirs = traits_of(other.kind, other.name) if other else None
@@ -85,6 +93,13 @@ def _lacking(
                     # A hypergradient is chosen for what it is, and a solver can follow.
                     first, second = (partner, section) if kind == "lower_solver" else (section, partner)
                     yield Misfit(first, second, f"{sentence}, which {other.name!r} does not have")
+
+
+def _other_problem(blocks: Mapping[str, Block], traits_of: TraitsOf) -> str | None:
+    """The name of the problem, unless it is made of the sections for images."""
+    problem = blocks.get("problem")
+    traits = traits_of(problem.kind, problem.name) if problem else None
+    return None if problem is None or traits is None or "from_sections" in traits.flags else problem.name
 
 
 def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) -> Iterator[Misfit]:

@@ -62,7 +62,10 @@ def describe(cls: type[Any]) -> Signature:
     module = sys.modules.get(cls.__module__)
     about, _ = _docs(cls)
     doc = inspect.cleandoc(getattr(module, "__doc__", None) or "")
-    return Signature(tuple(_parameters(cls)), doc, about, _traits(cls))
+    traits = _traits(cls)
+    # What is made of the sections of a recipe has no parameters of its own.
+    parameters = () if "from_sections" in traits.flags else tuple(_parameters(cls))
+    return Signature(parameters, doc, about, traits)
 
 
 def _traits(cls: type[Any]) -> Traits:
@@ -85,7 +88,8 @@ def _traits(cls: type[Any]) -> Traits:
     offers = [name for name in public if static(cls, name) is not static(role, name, None)]
     flags = [name for name, value in vars(role).items() if isinstance(value, bool) and getattr(cls, name)]
     wanted = {kind: tuple(map(str, methods)) for kind, methods in requires.items()}
-    return Traits(wanted, tuple(offers), tuple(sorted(flags)))
+    metrics = tuple(map(str, getattr(cls, "metrics", ()))) if cls.kind == "problem" else ()
+    return Traits(wanted, tuple(offers), tuple(sorted(flags)), metrics)
 
 
 def construct(cls: type[Any], options: Mapping[str, Any], build: Callable[[Block], Any]) -> Any:

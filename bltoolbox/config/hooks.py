@@ -18,6 +18,7 @@ API_VERSION = 2
 
 #: The class of ``bltoolbox.plugin`` that a component of each kind derives from, in the order of a recipe.
 ROLES = {
+    "problem": "Problem",
     "data": "Data",
     "operator": "Operator",
     "noise": "Noise",
@@ -54,6 +55,16 @@ class Component:
     target: str
     summary: str
 
+
+#: The problem of recipes that name none, which is made of other sections; it is part of the toolbox itself.
+CORE = (
+    Component(
+        "problem",
+        "variational",
+        "bltoolbox.restoration.variational:Variational",
+        "Images restored from measurements; made of the sections data, operator, regularizer and others.",
+    ),
+)
 
 _GIVEN = "bltoolbox.restoration.given"
 #: Stand-ins for data that were given from Python, which only the recipes of such runs name. They are not listed.

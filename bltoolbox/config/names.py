@@ -57,7 +57,9 @@ FOLDERS = {
         r"(state|warm|own)-[0-9]{8,}(-p[0-9]+)?(-[0-9]+of[0-9]+)?\.ckpt|(best|last)\.safetensors"
     ),
     THETAS: re.compile(r"[0-9]{6,}\.safetensors"),
-    PICTURES: re.compile(r"(restored|curves|filters)\.png|evaluation\.json|evaluation-[0-9]+-[a-z]+\.png"),
+    PICTURES: re.compile(
+        r"(restored|curves|filters|maps)\.png|evaluation\.json|evaluation-[0-9]+-[a-z]+\.png"
+    ),
 }
 
 

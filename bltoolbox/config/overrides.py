@@ -7,17 +7,23 @@ A recipe may contain several settings of one experiment, each under a name:
       maid: {sampler: full, upper_optimizer: maid}
 
 ``variant=maid`` chooses one of them, and ``blt sweep`` runs them all. The keys of a variant are overrides, dotted
-keys included; those of the command line are applied after them.
+keys included; those of the command line are applied after them. From Python, overrides may also be a mapping of dotted
+keys to values, ``{"sampler.size": 8}``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from bltoolbox.config.block import plain
 from bltoolbox.config.validation import Where, dotted, is_number, spelled_out
 from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Document, Spot, parse
 from bltoolbox.errors import Problem
+
+#: Texts ``key=value`` as on the command line, or a mapping of dotted keys to values.
+Overrides = Sequence[str] | Mapping[str, Any]
 
 #: The section with the variants of a recipe, and the key that chooses one.
 VARIANTS, VARIANT = "variants", "variant"
@@ -29,7 +35,7 @@ def variant_names(document: Document) -> list[str]:
     return [str(name) for name in section] if isinstance(section, Mapping) else []
 
 
-def choose_variant(document: Document, overrides: Sequence[str]) -> None:
+def choose_variant(document: Document, overrides: Overrides) -> None:
     """Apply the chosen variant and remove the section; whatever is wrong with it becomes a problem of the document."""
     if VARIANTS not in document.data:
         return
@@ -39,6 +45,13 @@ def choose_variant(document: Document, overrides: Sequence[str]) -> None:
     if not names or not all(isinstance(value, Mapping) for value in section.values()):
         example = "{isgd: {upper_optimizer: isgd}, maid: {sampler: full, upper_optimizer: maid}}"
         document.problems.append(spot.problem(f"variants: expected names with settings, e.g. {example}"))
+        return
+    if odd := [name for name in names if parse(name, Spot("")).data != name]:
+        document.problems.append(
+            spot.problem(
+                f"variants: {odd[0]!r} is not a name that variant=NAME can choose; begin it with a letter"
+            )
+        )
         return
     chosen = _chosen(document, overrides)
     if chosen not in names:
@@ -60,26 +73,33 @@ def choose_variant(document: Document, overrides: Sequence[str]) -> None:
             _set(document, where, parts[where])
 
 
-def _chosen(document: Document, overrides: Sequence[str]) -> str | None:
+def _chosen(document: Document, overrides: Overrides) -> str | None:
     chosen = document.data.get(VARIANT)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if equals and key.strip() == VARIANT:
-            chosen = parse(text, Spot("<override>")).data
+    for where, value in _parsed(overrides, []):
+        if where == (VARIANT,):
+            chosen = value.data
     return None if chosen is None else str(chosen)
 
 
-def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
-    """Apply overrides, those of whole sections and of names first, so that options apply to the right component."""
-    parsed: list[tuple[Where, Document]] = []
-    for number, override in enumerate(overrides, start=1):
+def _parsed(overrides: Overrides, problems: list[Problem]) -> Iterator[tuple[Where, Document]]:
+    """Keys with their values; what is not an override becomes one of the problems."""
+    if isinstance(overrides, Mapping):
+        for number, (key, value) in enumerate(overrides.items(), start=1):
+            yield tuple(str(key).split(".")), Document(plain(value), Spot("<override>", number))
+        return
+    for number, override in enumerate([overrides] if isinstance(overrides, str) else overrides, start=1):
         key, equals, text = override.partition("=")
         where: Where = tuple(part.strip() for part in key.split("."))
         if not equals or not all(where):
             message = f"{override!r} is not an override; write key=value, e.g. sampler.size=8"
-            document.problems.append(Problem(message, "<override>", number))
+            problems.append(Problem(message, "<override>", number))
             continue
-        parsed.append((where, parse(text, Spot("<override>", number, len(key) + 2))))
+        yield where, parse(text, Spot("<override>", number, len(key) + 2))
+
+
+def apply_overrides(document: Document, overrides: Overrides) -> None:
+    """Apply overrides, those of whole sections and of names first, so that options apply to the right component."""
+    parsed = list(_parsed(overrides, document.problems))
     for where, value in sorted(parsed, key=lambda item: _order(item[0])):
         if value.problems:
             document.problems += value.problems

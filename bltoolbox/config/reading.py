@@ -102,7 +102,16 @@ CHECKPOINT_INDEX = Limit(
 NPY_HEADER = Limit("the header of an .npy file", 10_000, "bytes", "numpy evaluates it as a Python literal")
 MASK = Limit("a mask", 2**27, "elements", "1 GiB in float64", "BLT_MAX_MASK")
 KERNEL = Limit("a blur kernel", 2**20, "elements", "e.g. 1024 rows and columns; `--kernel` takes up to 255")
-ARRAY_IMAGES = Limit("the images of an array", 2**27, "images", "a run keeps a few bytes for each one")
+ARRAY_IMAGES = Limit(
+    "the images of a data set", 2**24, "images", "a run keeps some bytes for each one", "BLT_MAX_IMAGES"
+)
+GENERATED = Limit(
+    "generated data",
+    _half_of_memory(),
+    "bytes",
+    "half of the machine's memory, where all of them are kept",
+    "BLT_MAX_GENERATED",
+)
 RECORDED = Limit(
     "a sample of recorded data",
     2**28,
@@ -130,6 +139,7 @@ LIMITS = (
         MASK,
         KERNEL,
         ARRAY_IMAGES,
+        GENERATED,
         RECORDED,
         PIXELS,
         IMAGE_FILE,

@@ -11,7 +11,7 @@ the default component of that section. Validation needs no torch once the signat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,12 +21,15 @@ from annotated_types import Ge, Gt, Le
 from bltoolbox.config.block import Block, plain
 from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.describe import NO_SETTING, OfKind, construct, describe
-from bltoolbox.config.overrides import apply_overrides, choose_variant, variant_names
-from bltoolbox.config.reading import RECIPE, FileRefused, open_file, read_start
+from bltoolbox.config.overrides import Overrides, apply_overrides, choose_variant, variant_names
+from bltoolbox.config.problem_keys import IMAGE_KEYS, check_metric, foreign_keys, named_problem, own_settings
+from bltoolbox.config.reading import RECIPE, FileRefused, open_file
 from bltoolbox.config.registry import load_registry
+from bltoolbox.config.sections import Budget, Certificates, Checkpoint, Validation
+from bltoolbox.config.shipped_recipes import find_recipe
 from bltoolbox.config.shown import Shown
+from bltoolbox.config.signatures import Traits, Type
 from bltoolbox.config.validation import Checker, Issue
-from bltoolbox.config.wording import did_you_mean
 from bltoolbox.config.yaml_text import Document, Spot, dump, parse
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
 
@@ -43,7 +46,6 @@ __all__ = [
     "load_recipe",
     "parse_recipe",
     "recipe_from_dict",
-    "shipped_recipes",
 ]
 
 
@@ -51,86 +53,22 @@ __all__ = [
 FORMAT = 2
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How much a run may spend. It ends at the first limit reached; at least one must be set.
-
-    Args:
-        computations: Lower-level and linear iterations, summed over samples.
-        steps: Upper-level steps.
-        seconds: Wall-clock time of training with its checks and of tuning the baseline, for which a fifth is reserved
-            if the recipe has one. The current oracle call or check is completed; the
-            final evaluation, which every run needs, is extra.
-    """
-
-    computations: Annotated[float, Gt(0)] | None = None
-    steps: Annotated[int, Gt(0)] | None = None
-    seconds: Annotated[float, Gt(0)] | None = None
-
-    def __post_init__(self) -> None:
-        if self.computations is None and self.steps is None and self.seconds is None:
-            raise ValueError(
-                "set at least one of computations, steps and seconds; otherwise the run would never end"
-            )
-
-
-@dataclass(frozen=True)
-class Validation:
-    """How the run chooses between the best θ and the last one; where there is a penalty on θ, the last one is kept.
-
-    Args:
-        count: Training images held out, with all others from the same photographs; 0 keeps the last θ.
-        checks: Number of times the held-out images are restored, evenly over the budget.
-        patience: Checks without improvement after which the run stops early; never by default.
-        evaluation: Also restore the evaluation images at each check and log their metric, which never affects the run.
-        metric: Metric of the held-out images that decides which θ is best: psnr or ssim (higher is better), nrmse, or
-            loss, the mean of the upper loss, which may need no true images.
-    """
-
-    count: Annotated[int, Ge(0)] = 16
-    checks: Annotated[int, Gt(0)] = 10
-    patience: Annotated[int, Gt(0)] | None = None
-    evaluation: bool = False
-    metric: str = "psnr"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """When checkpoints are written.
-
-    Args:
-        every: Seconds between checkpoints; 0 writes one after every oracle call. Less often if they would take more
-            than 5 % of the time.
-    """
-
-    every: Annotated[float, Ge(0)] = 60.0
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """What is logged about accuracy besides the distance to the lower-level minimiser, which is always logged.
-
-    Args:
-        bound: Error bound of the hypergradient: estimated, certified where all constants are known (else
-            estimated; refused where more than the regularizer has parameters), or none.
-        every: Hypergradients between two bounds; one costs about half a warm hypergradient.
-    """
-
-    bound: Literal["estimated", "certified", "none"] = "estimated"
-    every: Annotated[int, Gt(0)] = 10
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Shown):
     """One experiment: the problem, the methods and the budget.
 
+    The keys ``color`` to ``baseline`` and ``workers`` belong to the problem ``variational``: a recipe that names
+    another problem has none of them, and its sections are then None.
+
     Args:
         version: Version of the recipe format; newer versions than this toolbox knows are refused.
-        variant: The variant of a recipe that has several, or any label by which to tell a run from others.
+        variant: The variant of a recipe that has several, or any label that distinguishes a run from others.
         seed: Seed of the noise, the initial θ and the sampler.
         dtype: Precision of all computations.
         device: Where to compute: auto, cpu, cuda or cuda:1.
         tf32: Let CUDA round factors of float32 products to 10 bits: faster, but tolerances below about 1e-2 stall.
+        problem: What is learned and judged. The default, variational, is made of the sections for images; any other
+            problem is one component with options of its own.
         color: Colour or gray images.
         data: The training images.
         evaluation: Test images, never trained on; none by default.
@@ -145,10 +83,10 @@ class Recipe(Shown):
         init: A saved θ to start from.
         freeze: Sections whose parameters stay as they are while the others are learned, e.g. [regularizer].
         baseline: A regularizer of at most two parameters, tuned on the training data and reported beside the learned
-            one. If operator or data term have parameters, it uses those that one would choose without learning.
+            one. If the operator or the data term has parameters, the baseline uses their standard values.
         lower_solver: How x̃ ≈ argmin h is computed.
-        evaluation_solver: The same for everything that is not a step of training: checks, evaluation, baseline,
-            restoring pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
+        evaluation_solver: The solver for everything except training steps: checks, evaluation, baseline, restoring
+            pictures. By default the lower_solver, or lbfgs (agd with a constraint) if that does not converge.
         hypergradient: How z ≈ ∇f is computed.
         sampler: Which training images enter a step.
         upper_optimizer: How θ moves.
@@ -171,6 +109,7 @@ class Recipe(Shown):
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "auto"
     tf32: bool = False
+    problem: Annotated[Block, OfKind("problem")] = Block("problem", "variational")
     color: Literal["rgb", "gray"] = "rgb"
     data: Annotated[Block, OfKind("data")]
     evaluation: Annotated[Block, OfKind("data")] | None = None
@@ -209,44 +148,47 @@ class Recipe(Shown):
     document: Document | None = field(default=None, compare=False, repr=False, metadata=NO_SETTING)
 
     def __repr__(self) -> str:
-        names = (
-            "data",
-            "operator",
-            "regularizer",
-            "lower_solver",
-            "hypergradient",
-            "sampler",
-            "upper_optimizer",
-        )
+        parts = ("data", "operator", "regularizer") if self.of_images else ("problem",)
+        names = (*parts, "lower_solver", "hypergradient", "sampler", "upper_optimizer")
         return f"Recipe({self.name!r}: {', '.join(getattr(self, name).name for name in names)})"
+
+    @property
+    def of_images(self) -> bool:
+        """Whether the problem is made of the sections for images."""
+        return self.data is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, every default written out."""
-        settings = [known.name for known in fields(self) if known.metadata.get("setting", True)]
-        return {name: plain(getattr(self, name)) for name in settings}
+        names = [known.name for known in fields(self) if known.metadata.get("setting", True)]
+        settings = {name: plain(getattr(self, name)) for name in names}
+        return settings if self.of_images else own_settings(settings)
 
     def to_yaml(self) -> str:
         """The resolved recipe: loading it gives an equal Recipe."""
         return dump(self.to_dict())
 
-    def problem(self, where: str, message: str) -> Problem:
+    def problem_at(self, where: str, message: str) -> Problem:
         """A problem found later, e.g. during assembly, at the position of a dotted key such as ``sampler.size``."""
         spot = (self.document or Document(None, Spot("<recipe>"))).spot(tuple(where.split(".")))
         return spot.problem(f"{where}: {message}")
 
 
 def load_recipe(
-    source: str | Path,
-    overrides: Sequence[str] = (),
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides = (),
     registry: Registry | None = None,
     *,
     data_given: bool = False,
 ) -> Recipe:
-    """Read a recipe: a file, or the name of a shipped recipe.
+    """Read a recipe: a file, the name of a shipped recipe, or its sections as a mapping.
+
+    Overrides are texts such as ``sampler.size=8``, or a mapping ``{"sampler.size": 8}``.
 
     With ``data_given`` it may lack its section ``data``, and have ``noise: null``, because ``run`` is given data from
     Python.
     """
+    if isinstance(source, Mapping):
+        return recipe_from_dict(source, overrides, registry, data_given=data_given)
     path = find_recipe(source)
     return parse_recipe(_read(path), str(path), overrides, registry, data_given=data_given)
 
@@ -281,7 +223,7 @@ def _read(path: Path) -> str:
 def parse_recipe(
     text: str,
     file: str = "<recipe>",
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     registry: Registry | None = None,
     *,
     data_given: bool = False,
@@ -291,11 +233,11 @@ def parse_recipe(
     if not document.problems and not isinstance(document.data, dict):
         empty = document.data is None
         what = "the recipe is empty" if empty else "a recipe is a mapping of keys to values"
-        message = f"{what}; it needs at least data, regularizer and budget"
+        message = f"{what}; it needs at least data, regularizer and budget, or a problem and budget"
         raise RecipeError([document.root.problem(message)])
     if not isinstance(document.data, dict):
         raise RecipeError(document.problems)
-    if data_given:
+    if data_given and "problem" not in document.data:
         document.data.setdefault("data", {"name": "python"})
     path = None if file.startswith("<") else Path(file)
     name = path.stem if path else "recipe"
@@ -304,15 +246,25 @@ def parse_recipe(
 
 
 def recipe_from_dict(
-    settings: Mapping[str, Any], overrides: Sequence[str] = (), registry: Registry | None = None
+    settings: Mapping[str, Any],
+    overrides: Overrides = (),
+    registry: Registry | None = None,
+    *,
+    data_given: bool = False,
 ) -> Recipe:
     """A recipe from plain data, as ``to_dict`` returns it; may contain blocks and settings objects."""
     document = Document({key: plain(value) for key, value in settings.items()}, Spot("<recipe>"))
-    return _resolve(document, overrides, registry, text="")
+    if data_given and "problem" not in document.data:
+        document.data.setdefault("data", {"name": "python"})
+    return _resolve(document, overrides, registry, data_given=data_given, text="")
 
 
 def with_data(
-    recipe: Recipe, sections: Mapping[str, Block], overrides: Sequence[str] = (), recorded: bool = False
+    recipe: Recipe,
+    sections: Mapping[str, Block],
+    overrides: Overrides = (),
+    recorded: bool = False,
+    registry: Registry | None = None,
 ) -> Recipe:
     """A recipe with other data, checked again; ``recorded`` measurements have no noise, unless the recipe gives
     some, which is refused."""
@@ -320,56 +272,14 @@ def with_data(
     given = recipe.document.data if recipe.document else {}
     if recorded and given.get("noise") is None:
         del settings["noise"]
-    found = recipe_from_dict(settings, overrides)
+    found = recipe_from_dict(settings, overrides, registry)
     document = recipe.document or found.document  # where the problems of a file are
     return replace(found, text=recipe.text, name=recipe.name, folder=recipe.folder, document=document)
 
 
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with the toolbox, by name: ``denoise``, ``paper/…``."""
-    package = Path(__file__).parents[1]
-    folders = [package / "recipes"]
-    if (package.parent / "pyproject.toml").is_file():  # a checkout
-        folders.append(package.parent / "recipes")
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in sorted(folder.rglob("*.yaml")):
-            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
-    return found
-
-
-#: Bytes at the beginning of a recipe that are searched for its first comment.
-_SUMMARY = 2**14
-
-
-def recipe_summary(path: Path) -> str:
-    """The first comment of a recipe that is meant for people."""
-    for line in read_start(path, _SUMMARY).decode("utf-8-sig", "replace").splitlines():
-        if not line.startswith("#"):
-            break
-        text = line.lstrip("#").strip()
-        if text and not text.startswith("yaml-language-server:"):
-            return text
-    return ""
-
-
-def find_recipe(source: str | Path) -> Path:
-    """A file, or the shipped recipe of that name."""
-    path = Path(source)
-    if path.exists() and not path.is_dir():
-        return path
-    shipped = shipped_recipes()
-    if str(source) in shipped:
-        return shipped[str(source)]
-    if path.is_dir():
-        raise UsageError(f"recipe {source} is a folder; give a file in it")
-    hint = did_you_mean(path.with_suffix("").name, shipped)
-    raise UsageError(f"recipe {source} does not exist, and no shipped recipe has this name{hint}")
-
-
 def _resolve(
     document: Document,
-    overrides: Sequence[str],
+    overrides: Overrides,
     registry: Registry | None,
     *,
     data_given: bool = False,
@@ -382,15 +292,29 @@ def _resolve(
     _upgrade(document)
     registry = registry or load_registry()
     checker = Checker(registry)
-    values = checker.parameters(describe(Recipe).parameters, document.data, (), "a recipe")
+    traits = _problem_traits(document.data, registry)
+    foreign = () if traits is None or "from_sections" in traits.flags else IMAGE_KEYS
+    values = checker.parameters(
+        [known for known in describe(Recipe).parameters if known.name not in foreign],
+        {key: value for key, value in document.data.items() if key not in foreign},
+        (),
+        "a recipe",
+    )
     issues = [_with_hint(issue, document.data) for issue in checker.issues]
+    if foreign:
+        issues += foreign_keys(named_problem(document.data), document.data)
+        values |= _absent()
     for name, cls in (("budget", Budget), ("validation", Validation)):
         if not any(issue.where[:1] == (name,) for issue in issues):
             try:
                 cls(**values[name])
             except ValueError as error:
                 issues.append(Issue((name,), f"{name}: {error}"))
-    wanted = isinstance(checks := values.get("validation"), dict) and checks.get("evaluation") is True
+    checks = values.get("validation")
+    if traits and isinstance(checks, dict) and isinstance(checks.get("metric"), str | None):
+        checks["metric"], issue = check_metric(checks.get("metric"), traits)
+        issues += [] if issue is None else [issue]
+    wanted = isinstance(checks, dict) and checks.get("evaluation") is True and not foreign
     if wanted and document.data.get("evaluation") is None:
         message = "evaluation: there are no evaluation images; add a section evaluation, e.g. {name: photos}"
         issues.append(Issue(("validation", "evaluation"), f"validation.{message}"))
@@ -402,6 +326,25 @@ def _resolve(
     _raise(document, issues)
     recipe: Recipe = construct(Recipe, values, lambda block: block)
     return replace(recipe, document=document, **extra)
+
+
+def _problem_traits(given: Mapping[str, Any], registry: Registry) -> Traits | None:
+    """Of the problem that a recipe names; None where there is no such problem."""
+    try:
+        return registry.get("problem", named_problem(given)).signature().traits
+    except MissingError:
+        return None  # reported elsewhere
+
+
+def _absent() -> dict[str, Any]:
+    """The keys for images where there are none: no component, and the default of everything else."""
+    defaults = {known.name: known.default for known in fields(Recipe) if known.name in IMAGE_KEYS}
+    blocks = {known.name for known in describe(Recipe).parameters if "component" in _names(known.type)}
+    return {key: None if key in blocks else default for key, default in defaults.items()}
+
+
+def _names(type: Type) -> set[str]:
+    return {type.name, *(item.name for item in type.items)}
 
 
 def _with_hint(issue: Issue, given: Mapping[str, Any]) -> Issue:

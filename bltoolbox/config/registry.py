@@ -5,7 +5,8 @@ is recorded with its reason. If two components have the same kind and name, both
 the message names both distributions. Nothing here imports torch; a component's module is imported when its class is
 needed.
 
-``BLT_PLUGINS=a,b`` restricts discovery to those entry points; files given to ``load_registry`` are always added.
+``BLT_PLUGINS=a,b`` restricts discovery to those entry points; files and modules given to ``load_registry`` are always
+added.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pluggy
 
+import bltoolbox
 from bltoolbox.config import hooks as hookspecs
 from bltoolbox.config.block import Block
-from bltoolbox.config.hooks import API_VERSION, KINDS, PROJECT, ROLES, STAND_INS, Component
+from bltoolbox.config.hooks import API_VERSION, CORE, KINDS, PROJECT, ROLES, STAND_INS, Component
 from bltoolbox.config.wording import did_you_mean, reason_of
 from bltoolbox.errors import MissingError, UsageError
 
@@ -106,21 +108,28 @@ class Registered:
 
 
 class Registry:
-    """All components that were found, and the plugins they came from."""
+    """All components that were found, and the plugins they came from; those of the toolbox itself are always there."""
 
     def __init__(self, plugins: Iterable[Plugin], components: Iterable[Registered]) -> None:
         self._plugins = sorted(plugins, key=lambda plugin: (plugin.distribution, plugin.name))
-        self._found: dict[tuple[str, str], list[Registered]] = {}
-        for registered in components:
-            self._found.setdefault((registered.kind, registered.name), []).append(registered)
+        self._components: dict[tuple[str, str], list[Registered]] = {}
+        own = Plugin("core", PROJECT, bltoolbox.__version__, PROJECT)
+        core = [Registered(component, own.distribution, own.version, own) for component in CORE]
+        for registered in (*core, *components):
+            self._components.setdefault((registered.kind, registered.name), []).append(registered)
 
     def plugins(self) -> list[Plugin]:
         return list(self._plugins)
 
     def of(self, plugin: Plugin) -> list[Registered]:
         """All components that a plugin offers, clashing or not."""
-        everything = [one for group in self._found.values() for one in group if one.plugin == plugin]
-        return sorted(everything, key=lambda one: (KINDS.index(one.kind), one.name))
+        everything = [
+            registered
+            for group in self._components.values()
+            for registered in group
+            if registered.plugin == plugin
+        ]
+        return sorted(everything, key=lambda registered: (KINDS.index(registered.kind), registered.name))
 
     def build(self, block: Block) -> Any:
         """Import the class that a block names and make the component, and those nested in it."""
@@ -136,7 +145,7 @@ class Registry:
 
     def clash(self, registered: Registered) -> str:
         """A sentence if more than one plugin offers this kind and name, else nothing."""
-        group = self._found[registered.kind, registered.name]
+        group = self._components[registered.kind, registered.name]
         return self._clash(group) if len(group) > 1 else ""
 
     def components(self, kind: str | None = None) -> list[Registered]:
@@ -144,8 +153,8 @@ class Registry:
         if kind is not None and kind not in KINDS:
             hint = did_you_mean(kind, KINDS)
             raise UsageError(f"{kind!r} is not a kind of component{hint} (kinds: {', '.join(KINDS)})")
-        found = [group[0] for group in self._found.values() if len(group) == 1]
-        chosen = [registered for registered in found if kind in (None, registered.kind)]
+        unique = [group[0] for group in self._components.values() if len(group) == 1]
+        chosen = [registered for registered in unique if kind in (None, registered.kind)]
         return sorted(chosen, key=lambda registered: (KINDS.index(registered.kind), registered.name))
 
     def get(self, kind: str, name: str) -> Registered:
@@ -153,7 +162,7 @@ class Registry:
         if (kind, name) in STAND_INS:
             core = Plugin("core", PROJECT, "", PROJECT)
             return Registered(STAND_INS[kind, name], core.distribution, core.version, core)
-        group = self._found.get((kind, name), [])
+        group = self._components.get((kind, name), [])
         if len(group) > 1:
             raise MissingError(self._clash(group))
         if not group:
@@ -167,19 +176,19 @@ class Registry:
             if kind not in KINDS:
                 self.components(kind)  # raises, with the kinds to choose from
             return self.get(kind, name)
-        kinds = [kind for kind, known in self._found if known == name]
+        kinds = [kind for kind, other in self._components if other == name]
         if len(kinds) > 1:
             choices = " or ".join(f"{kind}/{name}" for kind in kinds)
             raise UsageError(f"{name!r} is the name of more than one component; use {choices}")
         if not kinds:
-            hint = did_you_mean(name, [known for _, known in self._found])
+            hint = did_you_mean(name, [other for _, other in self._components])
             raise MissingError(f"{name!r} is not a registered component{hint} (blt list){self._broken()}")
         return self.get(kinds[0], name)
 
     def warnings(self) -> list[str]:
         """One sentence for each plugin that is broken and each clash."""
         broken = [plugin for plugin in self._plugins if plugin.status == "broken"]
-        clashes = [group for group in self._found.values() if len(group) > 1]
+        clashes = [group for group in self._components.values() if len(group) > 1]
         sentences = [f"{plugin.origin} is not used: {plugin.reason}" for plugin in broken]
         return sentences + [self._clash(group) for group in clashes]
 
@@ -191,8 +200,8 @@ class Registry:
         )
 
     def _unknown(self, kind: str, name: str) -> str:
-        elsewhere = [other for other, known in self._found if known == name]
-        same_kind = [known for other, known in self._found if other == kind]
+        elsewhere = [other for other, offered in self._components if offered == name]
+        same_kind = [offered for other, offered in self._components if other == kind]
         hint = f"; it is of kind {elsewhere[0]}" if elsewhere else did_you_mean(name, same_kind)
         return f"{name!r} is not a registered {kind}{hint} (blt list {kind}){self._broken()}"
 
@@ -201,8 +210,8 @@ class Registry:
         return f"; broken plugins: {', '.join(names)}" if names else ""
 
 
-def load_registry(files: Sequence[str | Path] = ()) -> Registry:
-    """Discover the installed plugins, and add those in ``files``."""
+def load_registry(files: Sequence[str | Path | ModuleType] = ()) -> Registry:
+    """Discover the installed plugins, and add those in ``files``, which may also be modules that are imported."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
     plugins: list[Plugin] = []
@@ -221,12 +230,10 @@ def load_registry(files: Sequence[str | Path] = ()) -> Registry:
         hint = did_you_mean(name, [point.name for point in points])
         reason = f"BLT_PLUGINS names it, but no installed distribution provides it{hint}"
         plugins.append(Plugin(name, "BLT_PLUGINS", "", "", "broken", reason))
-    for path in dict.fromkeys(Path(file).resolve() for file in files):
-        if not path.is_file():
-            raise UsageError(f"plugin file {path} does not exist")
-        module = _module_name(path)
-        plugin = Plugin(path.name, str(path), "", module)
-        _enter(manager, plugin, partial(_import_file, path, module), plugins, components)
+    for given in dict.fromkeys(
+        file if isinstance(file, ModuleType) else Path(file).resolve() for file in files
+    ):
+        _enter(manager, *_given(given), plugins, components)
     return Registry(plugins, components)
 
 
@@ -251,7 +258,9 @@ def _enter(
         plugins.append(replace(plugin, status="broken", reason=reason_of(error)))
     else:
         plugins.append(plugin)
-        components += [Registered(one, plugin.distribution, plugin.version, plugin) for one in offered]
+        components += [
+            Registered(component, plugin.distribution, plugin.version, plugin) for component in offered
+        ]
 
 
 class _Refused(Exception):
@@ -276,29 +285,43 @@ def _offered(manager: pluggy.PluginManager, plugin: Plugin, loaded: Any) -> list
     if isinstance(result, Component | str) or not isinstance(result, Iterable):
         raise _Refused(f"blt_components() must return a list of Component, not {_a(result)}")
     offered = list(result)
-    for one in offered:
-        _check(one)
+    for component in offered:
+        _check(component)
     return offered
 
 
-def _check(one: Any) -> None:
-    if not isinstance(one, Component):
-        raise _Refused(f"blt_components() must return a list of Component, but an item is {_a(one)}")
+def _check(component: Any) -> None:
+    if not isinstance(component, Component):
+        raise _Refused(f"blt_components() must return a list of Component, but an item is {_a(component)}")
     for field in ("kind", "name", "target", "summary"):
-        if not isinstance(getattr(one, field), str):
-            raise _Refused(f"the {field} of a Component must be text, not {getattr(one, field)!r}")
-    if one.kind not in KINDS:
-        raise _Refused(f"{one.kind!r} is not a kind of component{did_you_mean(one.kind, KINDS)}")
-    if not NAME.fullmatch(one.name):
-        raise _Refused(f"the component name {one.name!r} is not of the form 'my-name'")
-    if (one.kind, one.name) in STAND_INS:
-        raise _Refused(f"the name {one.name!r} stands for data that are given from Python; choose another")
-    if not TARGET.fullmatch(one.target):
-        raise _Refused(f"the target {one.target!r} of {one.name!r} is not of the form 'package.module:Class'")
+        if not isinstance(getattr(component, field), str):
+            raise _Refused(f"the {field} of a Component must be text, not {getattr(component, field)!r}")
+    if component.kind not in KINDS:
+        raise _Refused(f"{component.kind!r} is not a kind of component{did_you_mean(component.kind, KINDS)}")
+    if not NAME.fullmatch(component.name):
+        raise _Refused(f"the component name {component.name!r} is not of the form 'my-name'")
+    if (component.kind, component.name) in STAND_INS:
+        raise _Refused(
+            f"the name {component.name!r} stands for data that are given from Python; choose another"
+        )
+    if not TARGET.fullmatch(component.target):
+        raise _Refused(
+            f"the target {component.target!r} of {component.name!r} is not of the form 'package.module:Class'"
+        )
 
 
 def _a(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _given(source: Path | ModuleType) -> tuple[Plugin, Callable[[], ModuleType]]:
+    """A plugin that is named by the caller, and how to load it."""
+    if isinstance(source, ModuleType):
+        return Plugin(source.__name__, f"module {source.__name__}", "", source.__name__), lambda: source
+    if not source.is_file():
+        raise UsageError(f"plugin file {source} does not exist")
+    module = _module_name(source)
+    return Plugin(source.name, str(source), "", module), partial(_import_file, source, module)
 
 
 def _module_name(path: Path) -> str:

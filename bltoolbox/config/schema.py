@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.describe import describe
 from bltoolbox.config.hooks import KINDS, SHORT
+from bltoolbox.config.problem_keys import IMAGE_KEYS, NEEDED
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.signatures import Parameter, Signature, Type
 from bltoolbox.config.validation import PLAIN
@@ -64,6 +65,7 @@ def recipe_schema(registry: Registry) -> tuple[Schema, list[str]]:
         "$defs": definitions,
     }
     _budget_is_finite(root["properties"]["budget"])
+    root |= _problem(registry, root)
     root["properties"]["variants"] = {
         "type": "object",
         "minProperties": 1,
@@ -192,6 +194,25 @@ def _budget_is_finite(budget: Schema) -> None:
         {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in budget["properties"]
     ]
     budget["anyOf"] = one
+
+
+def _problem(registry: Registry, root: Schema) -> Schema:
+    """What is required and what is allowed: the sections for images, or a problem that is none of them."""
+    names = [one.name for one in registry.components("problem") if _is_of_images(one)]
+    chosen = {"anyOf": [{"enum": names}, {"type": "object", "properties": {"name": {"enum": names}}}]}
+    return {
+        "required": [name for name in root["required"] if name not in NEEDED],
+        "if": {"properties": {"problem": chosen}},
+        "then": {"required": list(NEEDED)},
+        "else": {"properties": {key: False for key in IMAGE_KEYS}},
+    }
+
+
+def _is_of_images(registered: Registered) -> bool:
+    try:
+        return "from_sections" in registered.signature().traits.flags
+    except MissingError:
+        return False
 
 
 def _ref(name: str) -> Schema:

@@ -162,21 +162,25 @@ class Traits:
     """What a component requires of its partners and what it offers them.
 
     ``requires`` maps a partner's kind to methods it must implement; ``offers`` are the methods this class implements
-    beyond its role; ``flags`` are the boolean class variables of its role that are true, such as ``full_batch``.
+    beyond its role; ``flags`` are the boolean class variables of its role that are true, such as ``full_batch``;
+    ``metrics`` are the names of what a problem measures.
     """
 
     requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     offers: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         requires = {kind: list(methods) for kind, methods in self.requires.items()}
-        return {"requires": requires, "offers": list(self.offers), "flags": list(self.flags)}
+        known = {"requires": requires, "offers": list(self.offers), "flags": list(self.flags)}
+        return known | ({"metrics": list(self.metrics)} if self.metrics else {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Traits:
         requires = {kind: tuple(methods) for kind, methods in data["requires"].items()}
-        return cls(requires, tuple(data["offers"]), tuple(data["flags"]))
+        metrics = tuple(data.get("metrics", ()))
+        return cls(requires, tuple(data["offers"]), tuple(data["flags"]), metrics)
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,9 @@ def _raise() -> None:
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Turn the two signals into ``Interrupted`` within this block (main thread only)."""
+    # Before the handlers, or a signal that comes right after them would be forgotten.
+    _state.pending, _state.allowed = None, False
     with _handlers(_handle):
-        _state.pending, _state.allowed = None, False
         yield
 
 

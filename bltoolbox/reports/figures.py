@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,8 @@ from torch import Tensor
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import to_unit
 from bltoolbox.restoration.metrics import UNIT, Range
-from bltoolbox.restoration.shown_parameters import shown_parameters
+from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.shown_parameters import shown_filters, shown_parameters
 from bltoolbox.runs.files import write_bytes
 from bltoolbox.runs.metric import Metric
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.results import RunResult
 
 _INK, _ACCENT, _SECOND = "#1f2933", "#2563eb", "#d9480f"
+#: Characters of a caption that fit above one map.
+_CAPTION = 40
 
 
 def draw(result: RunResult, folder: Path) -> list[Path]:
@@ -56,7 +60,7 @@ def show_images(result: RunResult) -> Figure:
     figure = restored(result)
     if figure is None:
         raise UsageError(
-            "no images to show: the recipe has no evaluation data; add evaluation: {name: photos}"
+            "no images to show: the recipe has no evaluation images; add evaluation: {name: photos}"
         )
     return figure
 
@@ -107,7 +111,7 @@ def curves(result: RunResult) -> Figure | None:
     left.set_yscale("log")
     left.yaxis.set_major_formatter("{x:g}")
     left.yaxis.set_minor_formatter("{x:g}")
-    left.set_title("training loss  mean ‖x − x*‖²", fontsize=10)
+    left.set_title("training loss", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     for images, label, color in (("validation", "validation", _SECOND), ("evaluation", "test", _ACCENT)):
         name = f"{images}_{result.metric.name}"
@@ -128,9 +132,9 @@ def curves(result: RunResult) -> Figure | None:
 
 
 def filters(result: RunResult) -> Figure | None:
-    """The pictures that the regularizer makes of θ, e.g. its filters, most important first."""
+    """The filters of the regularizer, most important first."""
     model = result.model
-    pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
+    pictures = shown_filters(model.problem, model.prepared) if isinstance(model, Model) else None
     if pictures is None:
         return None
     columns = min(len(pictures), 10)
@@ -146,19 +150,23 @@ def filters(result: RunResult) -> Figure | None:
 
 
 def maps(result: RunResult) -> Figure | None:
-    """The pictures that operator and data term make of θ, e.g. a kernel or a sampling pattern: one row each."""
-    found = shown_parameters(result.model.problem, result.model.prepared)
-    if not found:
+    """The other pictures that components make of θ, e.g. a kernel or a sampling pattern: one row each."""
+    model = result.model
+    parameters = shown_parameters(model.problem, model.prepared) if isinstance(model, Model) else []
+    if not parameters:
         return None
-    columns = max(len(one.values) for one in found)
-    figure = _figure(2.6 * columns, 2.9 * len(found))
-    axes = figure.subplots(len(found), columns, squeeze=False)
-    for cell in axes.flat:
-        cell.axis("off")
-    for row, one in zip(axes, found, strict=True):
-        for cell, picture in zip(row, one.shades, strict=False):
+    columns = max(len(parameter.values) for parameter in parameters)
+    figure = _figure(2.6 * columns, 3.1 * len(parameters))
+    for row, parameter in zip(
+        figure.subfigures(len(parameters), 1, squeeze=False).flat, parameters, strict=True
+    ):
+        cells = row.subplots(1, columns, squeeze=False, gridspec_kw={"wspace": 0.08})[0]
+        for cell in cells:
+            cell.axis("off")
+        for cell, picture in zip(cells, parameter.shades, strict=False):
             _show(cell, picture)
-        row[0].set_title(f"{one.caption}\n{one.scale}", fontsize=8, color=_INK, loc="left")
+        caption = textwrap.fill(parameter.caption, _CAPTION * columns)
+        row.suptitle(f"{caption}\n{parameter.scale}", fontsize=8, color=_INK, x=0.01, ha="left")
     return figure
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from bltoolbox.config.problem_keys import start_noun
 from bltoolbox.config.shown import renders
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.evaluation import Evaluation
     from bltoolbox.restoration.model import Model
     from bltoolbox.restoration.results import RunResult
+    from bltoolbox.restoration.trained import Trained
 
 #: Images that a table names one by one.
 _SHOWN = 12
@@ -35,7 +37,12 @@ def html_table(title: str, rows: Iterable[Sequence[str]], heading: Sequence[str]
 @renders("RunResult")
 def result_html(result: RunResult) -> str:
     rows = [("status", result.status)]
-    names = {"measured": "before", "initial θ": "initial", "baseline": "baseline", "learned θ": "after"}
+    names = {
+        start_noun(result.model.recipe.to_dict()): "before",
+        "initial θ": "initial",
+        "baseline": "baseline",
+        "learned θ": "after",
+    }
     facts, metric = result.as_dict(), result.metric
     for name, when in {**names, "validation": "validation"}.items():
         if (value := facts[f"{metric.name}_{when}"]) is not None:
@@ -60,7 +67,7 @@ def evaluation_html(evaluation: Evaluation) -> str:
     if (more := len(evaluation.labels) - _SHOWN) > 0:
         rows.append([f"and {more} more", *("" for _ in means)])
     heading = [f"{m.title}, {when}" for m in metrics for when in ("before", "after")]
-    return html_table("Evaluation", rows, ("image", *heading))
+    return html_table("Evaluation", rows, ("image" if evaluation.of_images else "task", *heading))
 
 
 @renders("Model")
@@ -68,6 +75,12 @@ def model_html(model: Model) -> str:
     shapes = [(name, "×".join(map(str, value.shape))) for name, value in model.theta.items()]
     rows = [("regularizer", model.recipe.regularizer.name), ("operator", model.recipe.operator.name)]
     return html_table(f"Model of {model.size:,} parameters", [*rows, *shapes])
+
+
+@renders("Trained")
+def trained_html(trained: Trained) -> str:
+    shapes = [(name, "×".join(map(str, value.shape))) for name, value in trained.theta.items()]
+    return html_table(f"{trained.size:,} parameters", [("problem", trained.recipe.problem.name), *shapes])
 
 
 @renders("Recipe")

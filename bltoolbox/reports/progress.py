@@ -63,7 +63,7 @@ class Progress(Listener):
             say(sentence)
 
     def stepped(self, record: Mapping[str, Any], seconds: float, fraction: float) -> None:
-        loss = "–" if record["loss"] is None else f"{record['loss']:.2f}"
+        loss = "–" if record["loss"] is None else f"{record['loss']:.4g}"
         spent = f"{record['computations']:,.0f}" + (f"/{self.limit:,.0f}" if self.limit else "")
         iterations = record["computations"] / max(1, record["step"] * max(1, record["batch"]))
         assert self.task is not None

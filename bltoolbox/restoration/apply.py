@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.layout import LUMA
 from bltoolbox.restoration.metrics import UNIT, ImageMetric
 from bltoolbox.restoration.pictures.files import FORMATS, Picture, read_picture, write_picture
 from bltoolbox.restoration.pictures.images import ImageError
 from bltoolbox.restoration.pictures.jobs import Job, find_truth
-from bltoolbox.restoration.samples import LUMA
 from bltoolbox.restoration.tiles import Progress, Report, Restorer
 
 

@@ -1,28 +1,34 @@
-"""How good a θ is: cold solves to a tight tolerance, and the metrics of what they restore."""
+"""How good a θ is: cold solves to a tight tolerance, and the metrics of their solutions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.problem import Lower
-from bltoolbox.bilevel.records import Solution, Status, Theta
-from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.bilevel.records import Counter, Solution, Status, Theta
+from bltoolbox.bilevel.roles import LowerSolver, Problem
+from bltoolbox.bilevel.tasks import BoundTasks, Tasks
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
-from bltoolbox.errors import BltError, NumericalError
-from bltoolbox.restoration.metrics import DECIDING, LOSS, UNIT, ImageMetric, Range, measure, pick, values_in
+from bltoolbox.errors import BltError, NumericalError, RecipeError, UsageError
+from bltoolbox.restoration.image_lower import ImageLower
+from bltoolbox.restoration.image_upper import BoundOperator
+from bltoolbox.restoration.metrics import LOSS, UNIT, ImageMetric, Range, measure, pick, values_in
 from bltoolbox.restoration.roles import Sample
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import BoundOperator, ImageLower, Variational, VariationalAt
+from bltoolbox.restoration.variational import Variational, VariationalAt, VariationalTasks
 from bltoolbox.runs.metric import Metric
+
+if TYPE_CHECKING:
+    from bltoolbox.config.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Restored:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
-    """Each metric of each image by name, before (the cold start) and after; the first metric is the deciding one.
+    """Each metric of each task by name, before (the cold start) and after; the first metric is the deciding one.
 
     There are none where the true images are not known.
     """
@@ -49,10 +55,14 @@ class Evaluation(Shown):
     images: list[Restored] = field(default_factory=list, repr=False)
     #: The values between which images lie.
     range: Range = UNIT
+    #: Whether the tasks are images.
+    of_images: bool = True
 
     def __repr__(self) -> str:
-        count = len(self.labels)
-        return f"Evaluation({', '.join(filter(None, [f'{count} image' + 's' * (count != 1), self.summary]))})"
+        count, noun = len(self.labels), "image" if self.of_images else "task"
+        return (
+            f"Evaluation({', '.join(filter(None, [f'{count} {noun}' + 's' * (count != 1), self.summary]))})"
+        )
 
     @property
     def metric(self) -> Metric | None:
@@ -115,23 +125,51 @@ def evaluate(
     keep: int = 0,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Restore ``samples`` from a cold start and measure; the first of ``metrics`` is the deciding one.
+    """Restore ``samples`` from a cold start and measure, as ``evaluate_tasks`` does for the tasks of any problem."""
+    return evaluate_tasks(
+        problem,
+        theta,
+        VariationalTasks(problem, samples),
+        solver,
+        tol=tol,
+        chunk=chunk,
+        limit=limit,
+        metrics=metrics,
+        positions=positions,
+        keep=keep,
+        ranks=ranks,
+    )
 
-    Metrics that need the true images are left out where these are not known. ``tol`` is relative to the width of the
-    range of values. The first ``keep`` images are returned with the figures.
 
-    On several ranks each restores some; all get the figures, and rank 0 the images.
+def evaluate_tasks(
+    problem: Problem,
+    theta: Theta,
+    tasks: Tasks,
+    solver: LowerSolver,
+    *,
+    tol: float,
+    chunk: int = 32,
+    limit: int = 2000,
+    metrics: Sequence[str],
+    positions: Sequence[int] | None = None,
+    keep: int = 0,
+    ranks: Ranks = ALONE,
+) -> Evaluation:
+    """Solve tasks from a cold start and measure; the first of ``metrics`` is the deciding one.
+
+    Metrics that need the true images are left out where these are not known. ``tol`` is relative to the ``unit`` of the
+    problem, for images the width of the range of values. The first ``keep`` images are returned with the figures.
+
+    On several ranks each solves some; all get the figures, and rank 0 the images.
     """
-    if samples.range != problem.range:
-        raise BltError(
-            f"the model is for images with {values_in(problem.range)}, but these have {values_in(samples.range)}"
-        )
-    positions = range(len(samples)) if positions is None else positions
+    positions = range(len(tasks)) if positions is None else positions
     mine = range(ranks.rank, len(positions), ranks.size)
     images: dict[int, Restored] = {}
-    wanted = problem.measurable(pick(metrics, DECIDING), samples)
-    views = _views(problem, theta, samples, wanted, keep)
-    distance = absolute(tol, problem)
+    wanted = measurable(pick(metrics, metrics_of(problem)), tasks)
+    samples = tasks.samples if isinstance(tasks, VariationalTasks) else None
+    keep = 0 if samples is None else keep
+    views = _views(theta, tasks, wanted, keep)
+    distance = tol * problem.unit
 
     def work() -> dict[str, Any]:
         before: dict[str, list[float]] = {metric.name: [] for metric in wanted}
@@ -141,25 +179,27 @@ def evaluate(
             for first in range(0, len(mine), chunk):
                 places = mine[first : first + chunk]
                 for view in views:
-                    sample = view.samples.batch([positions[place] for place in places])
-                    lower = view.at.on(sample.y, sample.context)
+                    part = view.on([positions[place] for place in places])
+                    lower = part.lower
                     solution = solve_cold(solver, lower, distance, limit)
-                    start, restored = lower.view(lower.start()), lower.view(solution.x)
-                    for values, x in ((before, start), (after, restored)):
-                        for name, more in view.measure(sample, lower, x).items():
+                    start = lower.start()
+                    for values, x in ((before, start), (after, solution.x)):
+                        for name, more in part.measure(x).items():
                             values[name] += more
                     iterations += int(solution.iterations.sum())
-                    if view is not views[0]:
+                    if view is not views[0] or not keep:
                         continue
-                    rows = [start, restored] + ([] if sample.truth is None else [sample.truth])
+                    shown = [lower.view(start), lower.view(solution.x)]
+                    rows = shown + ([] if part.truth is None else [part.truth])
                     for place, *row in zip(places, *rows, strict=True):
                         if place < keep:
                             images[place] = Restored(*(image.cpu().contiguous() for image in row))
         return {"before": before, "after": after, "iterations": iterations}
 
     parts = ranks.each("evaluation", work)
-    _bring_to_first(ranks, images, min(keep, len(positions)), samples)
-    labels = [samples.label(position) for position in positions]
+    if samples is not None:
+        _bring_to_first(ranks, images, min(keep, len(positions)), samples)
+    labels = [tasks.label(position) for position in positions]
     before, after = (
         {metric.name: _in_order([part[when][metric.name] for part in parts]) for metric in wanted}
         for when in ("before", "after")
@@ -171,48 +211,114 @@ def evaluate(
         labels,
         sum(part["iterations"] for part in parts),
         [images[place] for place in sorted(images)],
-        samples.range,
+        UNIT if samples is None else samples.range,
+        samples is not None,
     )
 
 
-def absolute(tol: float, problem: Variational) -> float:
-    """A tolerance of images in [0, 1], for images in the range of a problem."""
-    low, high = problem.range
-    return tol * (high - low)
+def metrics_of(problem: Problem | type[Problem]) -> dict[str, Metric]:
+    """Everything that can be measured of the tasks of a problem, by name."""
+    return {**problem.metrics, LOSS.name: LOSS}
+
+
+def deciding(recipe: Recipe, problem: Problem) -> Metric:
+    """The metric by which a recipe chooses θ, the first of the problem by default; a name that it does not have is a
+    problem of the recipe."""
+    among = metrics_of(problem)
+    try:
+        return pick([recipe.validation.metric or next(iter(among))], among)[0]
+    except UsageError as error:
+        raise RecipeError([recipe.problem_at("validation.metric", str(error))]) from error
+
+
+def measurable(metrics: Sequence[Metric], tasks: Tasks) -> tuple[Metric, ...]:
+    """The metrics that can be measured of tasks: of images whose true ones are not known, only some."""
+    if not isinstance(tasks, VariationalTasks):
+        return tuple(metrics)
+    of_images = [metric for metric in metrics if isinstance(metric, ImageMetric)]
+    return tasks.problem.measurable(of_images, tasks.samples)
 
 
 @dataclass(frozen=True)
-class _View:
+class _Part:
+    """Some tasks: their lower level, the metrics of an x, and the true images where there are any."""
+
+    lower: Lower
+    measure: Callable[[Tensor], dict[str, list[float]]]
+    truth: Tensor | None = None
+
+
+class _View(Protocol):
+    """Tasks that some metrics are about."""
+
+    def on(self, ids: Sequence[int]) -> _Part: ...
+
+
+def _views(theta: Theta, tasks: Tasks, metrics: tuple[Metric, ...], keep: int) -> Sequence[_View]:
+    """One, unless an upper loss splits measurements: then it is measured as in training, and everything else of the
+    measurements as they are."""
+    if not isinstance(tasks, VariationalTasks):
+        return [_TaskView(tasks.at(theta, Counter()), metrics)]
+    problem, samples = tasks.problem, tasks.samples
+    if samples.range != problem.range:
+        raise BltError(
+            f"the model is for images with {values_in(problem.range)}, but these have {values_in(samples.range)}"
+        )
+    trained = problem.at(theta, samples.shape)
+    if samples.as_in_training is samples:
+        return [_ImageView(trained, samples, metrics)]
+    views = [_ImageView(trained, samples.as_in_training, (LOSS,))] if LOSS in metrics else []
+    others = tuple(metric for metric in metrics if metric != LOSS)
+    if others or keep:
+        views.insert(0, _ImageView(problem.restoring.at(theta, samples.shape), samples, others))
+    return views
+
+
+@dataclass(frozen=True)
+class _TaskView:
+    """The tasks of any problem."""
+
+    at: BoundTasks
+    metrics: tuple[Metric, ...]
+
+    def on(self, ids: Sequence[int]) -> _Part:
+        lower, upper = self.at.on(ids)
+        own = [metric.name for metric in self.metrics if metric != LOSS]
+
+        def measure(x: Tensor) -> dict[str, list[float]]:
+            found = self.at.measure(own, ids, x) if own else {}
+            return found | ({LOSS.name: upper.value(x).tolist()} if LOSS in self.metrics else {})
+
+        return _Part(lower, measure)
+
+
+@dataclass(frozen=True)
+class _ImageView:
     """The samples with the measurements that some metrics are about, and the problem to restore them with."""
 
     at: VariationalAt
     samples: Samples
-    metrics: tuple[ImageMetric, ...]
+    metrics: tuple[Metric, ...]
 
-    def measure(self, sample: Sample, lower: ImageLower, x: Tensor) -> dict[str, list[float]]:
+    def on(self, ids: Sequence[int]) -> _Part:
+        sample = self.samples.batch(ids)
+        lower = self.at.on(sample.y, sample.context)
+
+        def measure(x: Tensor) -> dict[str, list[float]]:
+            return self._measure(sample, lower, lower.view(x))
+
+        return _Part(lower, measure, sample.truth)
+
+    def _measure(self, sample: Sample, lower: ImageLower, x: Tensor) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
-        if of_images := [metric for metric in self.metrics if metric != LOSS]:
+        of_images = [one for one in self.metrics if isinstance(one, ImageMetric) and one != LOSS]
+        if of_images:
             assert sample.truth is not None
             found |= measure(of_images, x, sample.truth, self.samples.range)
         if LOSS in self.metrics:
             upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
             found[LOSS.name] = upper.value(x).tolist()
         return found
-
-
-def _views(
-    problem: Variational, theta: Theta, samples: Samples, metrics: tuple[ImageMetric, ...], keep: int
-) -> list[_View]:
-    """One, unless the loss splits measurements: then it is measured as in training, and everything else of the
-    measurements as they are."""
-    trained = problem.at(theta, samples.shape)
-    if samples.as_in_training is samples:
-        return [_View(trained, samples, metrics)]
-    views = [_View(trained, samples.as_in_training, (LOSS,))] if LOSS in metrics else []
-    others = tuple(metric for metric in metrics if metric != LOSS)
-    if others or keep:
-        views.insert(0, _View(problem.restoring.at(theta, samples.shape), samples, others))
-    return views
 
 
 def _in_order(parts: Sequence[Sequence[float]]) -> list[float]:

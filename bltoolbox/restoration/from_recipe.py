@@ -116,4 +116,4 @@ def evaluation_samples(recipe: Recipe, problem: Variational, registry: Registry 
 
 def refusal(recipe: Recipe, key: str, message: str) -> RecipeError:
     """A sentence about a section of a recipe, with its place."""
-    return RecipeError([recipe.problem(key, message)])
+    return RecipeError([recipe.problem_at(key, message)])

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from bltoolbox.restoration.metrics import Range
 
+#: Red, green and blue in a gray value, ITU-R BT.601.
+LUMA = (0.299, 0.587, 0.114)
+
 
 def image_layout(x: Tensor) -> Tensor:
     """Channels last for image batches: halves the cost of few-channel convolutions on CPU."""
@@ -30,3 +33,10 @@ def to_unit(image: Tensor, span: Range) -> Tensor:
     """An image whose values lie in ``span``, with values in [0, 1], for pictures."""
     low, high = span
     return ((image.double() - low) / (high - low)).clamp(0, 1)
+
+
+def to_gray(images: Tensor) -> Tensor:
+    """Batches of three channels as one, by ITU-R BT.601; others as they are."""
+    if images.ndim != 4 or images.shape[1] != 3:
+        return images
+    return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA)).unsqueeze(1)

@@ -19,15 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.wording import did_you_mean
-from bltoolbox.errors import RecipeError, UsageError
+from bltoolbox.errors import UsageError
 from bltoolbox.runs.metric import Metric
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
-
-    from bltoolbox.config.recipe import Recipe
 
 Range = tuple[float, float]
 UNIT: Range = (0.0, 1.0)
@@ -89,11 +87,9 @@ METRICS = {
 
 #: The mean of the upper loss g, which the problem measures itself; it may need no true images.
 LOSS = ImageMetric("loss", "Loss", higher=False, of=_measured_by_the_problem, needs_truth=False)
-#: The metrics by which a run may choose θ.
-DECIDING = METRICS | {LOSS.name: LOSS}
 
 
-def pick(names: Iterable[str], among: Mapping[str, ImageMetric] = METRICS) -> tuple[ImageMetric, ...]:
+def pick(names: Iterable[str], among: Mapping[str, Any] = METRICS) -> tuple[Any, ...]:
     """Metrics by name, each once."""
     names = list(dict.fromkeys(names))
     for name in names:
@@ -103,7 +99,7 @@ def pick(names: Iterable[str], among: Mapping[str, ImageMetric] = METRICS) -> tu
     return tuple(among[name] for name in names)
 
 
-def pick_listed(names: str, among: Mapping[str, ImageMetric] = METRICS) -> tuple[ImageMetric, ...]:
+def pick_listed(names: str, among: Mapping[str, Any] = METRICS) -> tuple[Any, ...]:
     """Metrics as a command line lists them: ``psnr,ssim``."""
     return pick((name.strip() for name in names.split(",")), among)
 
@@ -111,14 +107,6 @@ def pick_listed(names: str, among: Mapping[str, ImageMetric] = METRICS) -> tuple
 def values_in(span: Range) -> str:
     """For messages: ``values from 0 to 4095``."""
     return "values from {:g} to {:g}".format(*span)
-
-
-def deciding(recipe: Recipe) -> ImageMetric:
-    """The metric by which a recipe chooses θ; a name that is not in the table is a problem of the recipe."""
-    try:
-        return pick([recipe.validation.metric], DECIDING)[0]
-    except UsageError as error:
-        raise RecipeError([recipe.problem("validation.metric", str(error))]) from error
 
 
 def measure(

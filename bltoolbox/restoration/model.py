@@ -1,67 +1,57 @@
-"""A trained model: θ with its recipe. It restores without training.
-
-Saved as one safetensors file: the tensors, and in its metadata the resolved recipe and the shape of the images that θ
-was learned from. Nothing in it can execute.
-"""
+"""A trained model of images: θ with its recipe. It restores without training."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-import bltoolbox
 from bltoolbox.bilevel.device import DTYPES
 from bltoolbox.bilevel.records import Theta
-from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import detached
+from bltoolbox.bilevel.tasks import Tasks
+from bltoolbox.bilevel.tensors import detached, full_precision
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import listed
-from bltoolbox.config.reading import PIXELS, THETA, THETA_HEADER, file_size, open_file, parse_json
-from bltoolbox.config.shown import Shown
+from bltoolbox.config.reading import PIXELS, parse_json
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
-from bltoolbox.restoration.evaluation import absolute, solve_cold
+from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.from_recipe import build_evaluation_solver, build_problem
+from bltoolbox.restoration.layer import Choice, ImplicitLayer, method_for
 from bltoolbox.restoration.layout import image_layout
-from bltoolbox.restoration.metrics import UNIT, Range
+from bltoolbox.restoration.measurements import as_batch, bind, context_rows, size_misfit
+from bltoolbox.restoration.metrics import Range
 from bltoolbox.restoration.pictures.kernels import kernel_matrix, parse_kernel
+from bltoolbox.restoration.prior import Prior
 from bltoolbox.restoration.roles import Operator
-from bltoolbox.restoration.samples import converted
-from bltoolbox.restoration.shipped import find_model
-from bltoolbox.restoration.usable import any_size, find_flaw, find_size_misfit, initial_thetas
-from bltoolbox.restoration.variational import Variational, prepare, split, upgraded
+from bltoolbox.restoration.theta import prepare, split, upgraded
+from bltoolbox.restoration.theta_file import encode, one_precision, read_range, read_theta
+from bltoolbox.restoration.trained import Trained, load_other
+from bltoolbox.restoration.usable import any_size, find_flaw, initial_thetas
+from bltoolbox.restoration.variational import Variational
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
     from bltoolbox.config.registry import Registry
 
-ImageLike = TypeVar("ImageLike", Tensor, np.ndarray)
+ImageLike = TypeVar("ImageLike", Tensor, np.ndarray, Image.Image)
 
 
-@dataclass(frozen=True)
-class Model(Shown):
+@dataclass(frozen=True, repr=False)
+class Model(Trained):
     """x̂(θ) as a function of y."""
 
     problem: Variational
-    solver: LowerSolver
-    theta: dict[str, Tensor]
-    recipe: Recipe
     #: Of the images that θ was learned from, (C, H, W); None where it is not known.
     shape: tuple[int, ...] | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        return sum(value.numel() for value in self.theta.values())
 
     @property
     def learned(self) -> str:
@@ -86,6 +76,71 @@ class Model(Shown):
         """The values between which images lie: [0, 1] unless the training data have another range."""
         return self.problem.range
 
+    def __call__(
+        self, y: Tensor | np.ndarray, *, context: Mapping[str, Tensor | np.ndarray] | None = None
+    ) -> Tensor:
+        """x̂ of measurements, as ``solve`` computes it; differentiable in ``y`` and θ where they require gradients."""
+        if not isinstance(y, Tensor):
+            y = torch.from_numpy(np.array(y))
+        return self._module(y, context=context, theta=self.theta)
+
+    @cached_property
+    def _module(self) -> ImplicitLayer:
+        return replace(self, theta={name: value.detach() for name, value in self.theta.items()}).module()
+
+    def module(
+        self,
+        *,
+        hypergradient: Choice | None = None,
+        tol: float | None = None,
+        adjoint_tol: float | None = None,
+        iteration_limit: int | None = None,
+        registry: Registry | None = None,
+    ) -> ImplicitLayer:
+        """y ↦ x̂ as an ``nn.Module``: its parameters are a copy of θ, and its state_dict has the names of θ files.
+
+        ``hypergradient`` is how backward passes are computed: a component or its name, with options as in a recipe;
+        ``cg-ift`` by default, or ``piggyback`` where the regularizer is not smooth. ``tol`` is as in ``solve``,
+        ``adjoint_tol`` the accuracy of a backward pass relative to the gradient that arrives.
+        """
+        from bltoolbox.config.registry import load_registry
+
+        method = method_for(
+            self.problem,
+            self.solver,
+            hypergradient,
+            registry or load_registry(),
+            tol=self.default_tol if tol is None else tol,
+            adjoint_tol=adjoint_tol,
+            iteration_limit=iteration_limit or self.recipe.iteration_limit,
+        )
+        return ImplicitLayer(self.problem, method, self.theta, self.shape)
+
+    def prior(self, *, hypergradient: Choice | None = None, tol: float | None = None) -> Prior:
+        """The regularizer by itself as an ``nn.Module``, with energy, gradient and proximal map.
+
+        ``tol`` is the accuracy of the proximal map, and ``hypergradient`` how it is differentiated, as in ``module``.
+        """
+        method = self.module(hypergradient=hypergradient, tol=tol).method
+        return Prior(self.problem.restoring, method, self.theta)
+
+    def deepinv(self, **options: Any) -> Any:
+        """A ``deepinv.models.Reconstructor``, (y, physics) ↦ x̂ with this regularizer; needs the extra ``deepinv``.
+
+        Options are those of ``module``.
+        """
+        from bltoolbox.restoration.for_deepinv import reconstructor_of
+
+        return reconstructor_of(self.module(**options))
+
+    def to(self, *args: Any, **options: Any) -> Model:
+        """A model that computes elsewhere or in another precision, by the arguments of ``Tensor.to``: a device, a
+        dtype, or both."""
+        theta = {name: value.to(*args, **options) for name, value in self.theta.items()}
+        if wrong := {value.dtype for value in theta.values()} - set(DTYPES.values()):
+            raise UsageError(f"models compute in float32 or float64, not in {str(wrong.pop())[6:]}")
+        return replace(self, theta=theta)
+
     def solve(
         self,
         y: Tensor | np.ndarray,
@@ -98,59 +153,36 @@ class Model(Shown):
         The result has the dtype and device of ``y``, and its shape where the operator keeps it; ``tol`` is its
         distance to the exact minimiser, by default ``evaluation_tol`` times the width of the range. ``context`` is
         what the components need to know about each measurement, e.g. masks, kernels or a class: one row each, or for
-        a single measurement the entry itself. Not differentiable: the result is detached from ``y`` and θ.
+        a single measurement the entry itself. Not differentiable: the result is detached from ``y`` and θ; a call,
+        ``model(y)``, and ``module`` are differentiable.
         """
-        with detached():
-            return self._solve(y, tol, dict(context or {}))
+        with full_precision(self._reference):
+            return self._solve(y, tol, context)
 
     def _solve(
-        self, y: Tensor | np.ndarray, tol: float | None, context: dict[str, Tensor | np.ndarray]
+        self,
+        y: Tensor | np.ndarray,
+        tol: float | None,
+        context: Mapping[str, Tensor | np.ndarray] | None,
     ) -> Tensor:
         # A copy of an array: torch takes neither negative strides nor, without a warning, read-only memory.
         given = y.detach() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
-        if given.ndim not in (3, 4):
-            raise BltError(f"expected images of shape (C, H, W) or (B, C, H, W), got {tuple(given.shape)}")
-        batch = image_layout((given if given.ndim == 4 else given.unsqueeze(0)).to(self._reference))
-        rows = self._rows(context, len(batch), single=given.ndim == 3)
-        try:
-            shape = self.problem.image_shape(self.theta, batch, rows)
-        except ValueError as error:
-            raise BltError(str(error)) from error
-        except KeyError as error:
-            raise BltError(
-                f"the operator needs context: {error}; give one row for each measurement"
-            ) from error
-        if sentence := self.check_size(shape) or self.problem.data_term.check_measurements(batch):
-            raise BltError(sentence)
-        at = self.problem.restoring.at(self.theta, shape)
-        tol = absolute(self.recipe.evaluation_tol, self.problem) if tol is None else tol
-        try:
-            lower = at.on(batch, rows)
-        except ValueError as error:
-            raise BltError(str(error)) from error
+        batch = image_layout(as_batch(given).to(self._reference))
+        rows = context_rows(context, len(batch), given.ndim == 3, self._reference)
+        lower = bind(self.problem.restoring, self.theta, batch, rows, self.shape)
+        tol = self.default_tol if tol is None else tol
         x = lower.view(solve_cold(self.solver, lower, tol, self.recipe.iteration_limit).x)
         kind = given.dtype if given.is_floating_point() else x.dtype
         return (x if given.ndim == 4 else x[0]).to(given.device, kind)
 
+    @property
+    def default_tol(self) -> float:
+        """The accuracy of ``solve``, a distance to the exact minimiser: that of the recipe's evaluations."""
+        return self.recipe.evaluation_tol * self.problem.unit
+
     def check_size(self, shape: Sequence[int]) -> str | None:
         """A sentence if θ is for images of one size only, and not for ``shape`` (C, H, W)."""
-        misfit = self.shape and find_size_misfit(self.problem, self.theta, self.shape, shape)
-        return f"{misfit[1]}; use images of that size" if misfit else None
-
-    def _rows(self, context: dict[str, Tensor | np.ndarray], count: int, single: bool) -> dict[str, Tensor]:
-        """What the operator needs to know, on the device and in the precision that are computed with."""
-        given = {
-            name: entry.detach() if isinstance(entry, Tensor) else torch.from_numpy(np.array(entry))
-            for name, entry in context.items()
-        }
-        rows = {name: entry.unsqueeze(0) if single else entry for name, entry in given.items()}
-        for name, entry in rows.items():
-            if entry.ndim == 0 or len(entry) != count:
-                found = 0 if entry.ndim == 0 else len(entry)
-                raise BltError(
-                    f"context {name!r} has {found} rows for {count} measurements; give one for each"
-                )
-        return converted(rows, self._reference.dtype, self._reference.device)
+        return size_misfit(self.problem, self.theta, self.shape, shape)
 
     @cached_property
     def channels(self) -> int:
@@ -182,6 +214,17 @@ class Model(Shown):
         """Something of the dtype and the device that are computed with."""
         return next(iter(self.theta.values()))
 
+    @overload
+    def restore(
+        self,
+        image: str | Path,
+        noise: float | str | None = None,
+        *,
+        tol: float | None = None,
+        tile: int | None = None,
+    ) -> Image.Image: ...
+
+    @overload
     def restore(
         self,
         image: ImageLike,
@@ -189,11 +232,21 @@ class Model(Shown):
         *,
         tol: float | None = None,
         tile: int | None = None,
-    ) -> ImageLike:
+    ) -> ImageLike: ...
+
+    def restore(
+        self,
+        image: Any,
+        noise: float | str | None = None,
+        *,
+        tol: float | None = None,
+        tile: int | None = None,
+    ) -> Any:
         """Restore a picture of any size, keeping its kind, dtype and range.
 
-        A NumPy array H×W or H×W×C, or a tensor H×W, C×H×W or B×C×H×W, of uint8, uint16 or floats for [0, 1]; a second
-        or fourth channel is an alpha channel and kept as it is. ``noise`` is the standard deviation for values in
+        A NumPy array H×W or H×W×C, or a tensor H×W, C×H×W or B×C×H×W, of uint8, uint16 or floats for [0, 1]; an image
+        of Pillow, or the path of a file, which becomes one. A second or fourth channel is an alpha channel and kept as
+        it is. ``noise`` is the standard deviation for values in
         [0, 1], "25/255", 25 (of 255) or "auto", which estimates it; the model's own by default. ``tol`` is the root
         mean square distance to the exact minimiser, ``tile`` the side of the tiles in which large pictures are cut.
         Not differentiable: the result is detached.
@@ -218,28 +271,37 @@ class Model(Shown):
         block = Block("operator", type(operator).__name__)
         return _with_operator(self, operator, replace(self.recipe, operator=block))
 
-    def save(self, path: Path | str) -> None:
-        """Write θ and the recipe to one file, atomically."""
-        from bltoolbox.runs.files import write_bytes
+    def encoded(self) -> bytes:
+        return encode(self.theta, self.recipe, self.range, self.shape)
 
-        write_bytes(Path(path), encode(self.theta, self.recipe, self.range, self.shape))
+    def find_flaw(self, expected: Theta, tasks: Tasks | None, constants: bool = True) -> str | None:
+        channels = (3, 1, 2, 4) if self.shape is None else self.shape[:1]
+        return find_flaw(self.problem, self.theta, [expected], channels, constants, self.shape)
 
     @classmethod
     def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
         """From a run directory, a θ file or the name of a shipped model (``blt models``)."""
-        from bltoolbox.bilevel.device import pick_device
-        from bltoolbox.config.recipe import recipe_from_dict
-        from bltoolbox.config.registry import load_registry
+        model = load_trained(source, device, registry)
+        if not isinstance(model, Model):
+            raise UsageError(
+                f"{source} was learned for problem {model.recipe.problem.name!r}, which has no images to restore;"
+                " measure it with blt evaluate"
+            )
+        return model
 
-        theta, metadata = read_theta(source)
-        if "recipe" not in metadata or not theta:
-            raise BltError(f"{source}: contains no θ with its recipe, so it is not a θ file of bltoolbox")
-        registry = registry or load_registry()
-        try:
-            settings = dict(parse_json(metadata["recipe"], source))
-        except (TypeError, ValueError) as error:
-            raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
-        recipe = recipe_from_dict(settings, registry=registry)
+    @classmethod
+    def of_recipe(
+        cls,
+        source: Path | str,
+        recipe: Recipe,
+        theta: Theta,
+        metadata: Mapping[str, str],
+        device: str,
+        registry: Registry,
+    ) -> Model:
+        """From the content of a θ file."""
+        from bltoolbox.bilevel.device import pick_device
+
         try:
             problem = replace(build_problem(recipe, registry), range=read_range(metadata, source))
             solver = build_evaluation_solver(recipe, registry)
@@ -248,7 +310,7 @@ class Model(Shown):
             raise BltError(f"{source}: the components of its recipe cannot be built: {sentences}") from error
         with refusing_misfits(str(source)):
             theta = upgraded(theta, problem)
-        theta = _one_precision(theta, DTYPES[recipe.dtype])
+        theta = one_precision(theta, DTYPES[recipe.dtype])
         shape = _read_shape(metadata, source)
         channels = (1,) if recipe.color == "gray" else (3, *range(1, 33))
         shapes = any_size(channels) if shape is None else [shape]
@@ -258,6 +320,26 @@ class Model(Shown):
         place = pick_device(device)
         theta = {name: value.to(place) for name, value in theta.items()}
         return cls(problem, solver, theta, recipe, shape)
+
+
+def load_trained(source: Path | str, device: str = "auto", registry: Registry | None = None) -> Trained:
+    """θ with its recipe, from a run directory, a θ file or the name of a shipped model: a ``Model`` where it is for
+    images."""
+    from bltoolbox.config.recipe import recipe_from_dict
+    from bltoolbox.config.registry import load_registry
+
+    theta, metadata = read_theta(source)
+    if "recipe" not in metadata or not theta:
+        raise BltError(f"{source}: contains no θ with its recipe, so it is not a θ file of bltoolbox")
+    registry = registry or load_registry()
+    try:
+        settings = dict(parse_json(metadata["recipe"], source))
+    except (TypeError, ValueError) as error:
+        raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
+    recipe = recipe_from_dict(settings, registry=registry)
+    if recipe.of_images:
+        return Model.of_recipe(source, recipe, theta, metadata, device, registry)
+    return load_other(source, recipe, theta, device, registry)
 
 
 def _read_shape(metadata: Mapping[str, str], source: Path | str) -> tuple[int, ...] | None:
@@ -272,15 +354,6 @@ def _read_shape(metadata: Mapping[str, str], source: Path | str) -> tuple[int, .
         raise BltError(f"{source}: its image shape is damaged, so it cannot be used")
     PIXELS.check(source, math.prod(shape))
     return shape
-
-
-def _one_precision(theta: Theta, otherwise: torch.dtype) -> dict[str, Tensor]:
-    """θ in the precision it has, or in that of its recipe: torch computes with one at a time, and hardly with
-    half."""
-    kinds = {value.dtype for value in theta.values()}
-    if kinds in ({torch.float32}, {torch.float64}) or not all(kind.is_floating_point for kind in kinds):
-        return dict(theta)
-    return {name: value.to(otherwise) for name, value in theta.items()}
 
 
 def solve(
@@ -313,69 +386,3 @@ def replace_operator(model: Model, section: dict[str, Any], registry: Registry |
 def _with_operator(model: Model, operator: Operator, recipe: Recipe) -> Model:
     theta = {name: value for name, value in model.theta.items() if not name.startswith("operator.")}
     return replace(model, problem=replace(model.problem, operator=operator), theta=theta, recipe=recipe)
-
-
-def encode(theta: Theta, recipe: Recipe, span: Range = UNIT, shape: Sequence[int] | None = None) -> bytes:
-    """The bytes of a θ file; ``span`` is the range of values and ``shape`` that of the images that θ is for."""
-    from safetensors.torch import save
-
-    tensors = {name: value.detach().cpu().contiguous() for name, value in theta.items()}
-    # A model does not need the loggers of its training.
-    settings = {key: value for key, value in recipe.to_dict().items() if key != "loggers"}
-    metadata = {
-        "bltoolbox": bltoolbox.__version__,
-        "range": json.dumps([float(value) for value in span]),
-        "recipe": json.dumps(settings),
-    }
-    if shape is not None:
-        metadata["shape"] = json.dumps(list(shape))
-    return _in_order(save(tensors, metadata))
-
-
-def _in_order(content: bytes) -> bytes:
-    """The same safetensors file with its metadata sorted: the library writes them in an order that is random."""
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = parse_json(content[8:start], "θ")
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
-    return len(text).to_bytes(8, "little") + text + content[start:]
-
-
-def read_range(metadata: Mapping[str, Any], source: Path | str) -> Range:
-    """The range of values of the images that θ is for; files of earlier versions have none, and mean [0, 1]."""
-    if "range" not in metadata:
-        return UNIT
-    try:
-        low, high = map(float, parse_json(metadata["range"], source))
-    except (TypeError, ValueError, OverflowError):
-        low = high = 0.0
-    if not -math.inf < low < high < math.inf:
-        raise BltError(f"{source}: its range of values is damaged, so it cannot be used")
-    return low, high
-
-
-def read_theta(source: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata of a θ file, of the one in a run directory, or of a shipped model."""
-    from safetensors import SafetensorError, safe_open
-
-    path = find_model(source)
-    _check_theta_file(path, follow=not Path(source).is_dir())
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise BltError(f"{path}: is not a readable θ file ({error})") from error
-
-
-def _check_theta_file(path: Path, follow: bool) -> None:
-    """Refuse a file that is too large, or whose header claims to be; links only where the user named the file."""
-    try:
-        with open_file(path, follow=follow) as file:
-            size, header = file_size(file), int.from_bytes(file.read(8), "little")
-            THETA.check(path, size)
-            if header > size - 8:
-                raise BltError(f"{path}: is not a readable θ file (its header is longer than the file)")
-            THETA_HEADER.check(path, header)
-    except OSError as error:
-        raise BltError(f"{path}: is not a readable θ file ({error.strerror or error})") from error

@@ -22,8 +22,10 @@ from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import keyed_generator, norm
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.roles import Operator
-from bltoolbox.restoration.variational import ImageLower, Variational, prepare
+from bltoolbox.restoration.theta import prepare
+from bltoolbox.restoration.variational import Variational
 
 #: Part of a change of the measurements that may be left in front of the line.
 LEVEL = 1e-4

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from bltoolbox.bilevel.records import Cost
 from bltoolbox.config.shown import Shown
+from bltoolbox.errors import UsageError
 from bltoolbox.restoration.evaluation import Evaluation
 from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.trained import Trained
 from bltoolbox.runs.metric import Metric
 
 
@@ -71,7 +73,7 @@ class RunResult(Shown):
     steps: int
     cost: Cost
     seconds: float
-    model: Model
+    model: Trained
     last: dict[str, Tensor] = field(repr=False)
     chosen: str
     metric: Metric
@@ -101,6 +103,8 @@ class RunResult(Shown):
         self, y: Tensor, tol: float | None = None, *, context: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """Restore ``y`` with the learned θ."""
+        if not isinstance(self.model, Model):
+            raise UsageError(f"problem {self.model.recipe.problem.name!r} has no images to restore")
         return self.model.solve(y, tol, context=context)
 
     def as_dict(self) -> dict[str, Any]:
@@ -117,6 +121,7 @@ class RunResult(Shown):
             "interrupted_computations": self.interrupted.computations,
             "seconds": round(self.seconds, 3),
             "theta_size": self.model.size,
+            "learned": self.model.learned,
             "theta": self.chosen,
         }
 

@@ -110,7 +110,8 @@ class Operator(Parametric):
     def example_contexts(self, shape: Sequence[int], count: int) -> list[Rows]:
         """The contexts that ``blt check`` tries the operator with, for ``count`` images of ``shape`` (C, H, W).
 
-        Only an empty one unless overridden, for operators that use nothing of it.
+        Only an empty one unless overridden, for operators that use nothing of it. An operator that reads the context
+        returns at least one, e.g. ``[{"mask": torch.ones(count, *shape[1:])}]``.
         """
         return [{}]
 
@@ -125,7 +126,7 @@ class Noise(Role):
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
         """A noisy measurement of t = A x: one sample without batch dimension, in float64, on the CPU.
 
-        Whatever is random comes from the generator.
+        t has the shape that the operator measures, (C, H, W) for most. Whatever is random comes from the generator.
         """
 
     def mean(self, t: Tensor) -> Tensor | None:

@@ -8,7 +8,8 @@ clipped. A loss that compares with measurements splits y in the same way, in tra
 measured.
 
 Images are read and measurements are simulated in ``workers`` threads or in the calling one; both depend on the id
-alone, so the result is the same. Measurements are kept up to a limit, so that they are rarely simulated twice.
+alone, so the result is the same. Measurements are kept up to a limit, so that few are simulated twice: this is the one
+part of memory that grows with the number of images, until the limit is reached.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ from torch import Tensor
 
 from bltoolbox.bilevel.records import Rows, Theta
 from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.config.reading import Limit
 from bltoolbox.errors import BltError
-from bltoolbox.restoration.layout import image_layout
+from bltoolbox.restoration.layout import image_layout, to_gray
 from bltoolbox.restoration.roles import Data, Noise, Operator, Sample, UpperLoss
 
-#: ITU-R BT.601 luma.
-LUMA = (0.299, 0.587, 0.114)
-#: Bytes of measurements that are kept on the host.
-_KEPT = 2**28
+#: Bytes of measurements that are kept on the host; simulating the others again costs little beside solving for them.
+KEPT = Limit(
+    "kept measurements",
+    2**28,
+    "bytes",
+    "of each of the training, validation and test images",
+    "BLT_KEPT_MEASUREMENTS",
+)
 
 Color = Literal["rgb", "gray"]
 Item = TypeVar("Item")
@@ -86,6 +92,7 @@ class Samples:
         self.has_truth = data.offers("clean")
         self._kept: dict[int, Measured] = {}
         self._kept_bytes = 0
+        self._most_kept = KEPT.most
         self.shape = self._find_shape()
 
     def __len__(self) -> int:
@@ -116,8 +123,11 @@ class Samples:
 
     def digest(self) -> str:
         """Changes when images are added, removed or renamed, as far as their labels show it."""
-        labels = "\n".join(self.data.label(i) for i in self.ids)
-        return hashlib.blake2b(labels.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(digest_size=16)
+        for position, i in enumerate(self.ids):
+            separator = "\n" if position else ""
+            digest.update(f"{separator}{self.data.label(i)}".encode("utf-8", "replace"))
+        return digest.hexdigest()
 
     def batch(self, positions: Sequence[int]) -> Sample:
         """The samples at ``positions`` of this set, with their measurements."""
@@ -173,9 +183,7 @@ class Samples:
         return self._in_color(self._read(self.data.clean, ids))
 
     def _in_color(self, images: Tensor) -> Tensor:
-        if self.color == "gray" and images.ndim == 4 and images.shape[1] == 3:
-            return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA)).unsqueeze(1)
-        return images
+        return to_gray(images) if self.color == "gray" else images
 
     def _read(self, read: Callable[[Sequence[int]], Tensor], ids: Sequence[int]) -> Tensor:
         if self.pool is None or len(ids) < 2:
@@ -238,7 +246,7 @@ class Samples:
 
     def _keep(self, i: int, measurement: Measured) -> None:
         size = sum(part.nbytes for part in measurement if part is not None)
-        if self._kept_bytes + size <= _KEPT and i not in self._kept:
+        if self._kept_bytes + size <= self._most_kept and i not in self._kept:
             self._kept[i] = measurement
             self._kept_bytes += size
 

@@ -1,4 +1,4 @@
-"""What the operator and the data term show of θ: a kernel, a sampling pattern, a map of weights."""
+"""What components show of θ: filters, a kernel, a sampling pattern, a map of weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Theta
+from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.restoration.variational import Variational
 
 
@@ -41,7 +42,19 @@ def shown_parameters(problem: Variational, prepared: Mapping[str, Theta]) -> lis
     """Pictures of θ, which is prepared by role; the regularizer's filters are drawn apart, with their potentials."""
     found = []
     for role, part in problem.parts.items():
-        if role != "regularizer" and (pictures := part.pictures(prepared[role])) is not None:
+        filters = isinstance(part, Regularizer) and _has_filters(part)
+        if not filters and (pictures := part.pictures(prepared[role])) is not None:
             caption = part.caption or role.replace("_", " ").capitalize()
             found.append(ParameterPictures(role, caption, pictures.detach().cpu().double()))
     return found
+
+
+def shown_filters(problem: Variational, prepared: Mapping[str, Theta]) -> Tensor | None:
+    """The filters of the regularizer, if that is what it shows of θ."""
+    regularizer = problem.regularizer
+    return regularizer.pictures(prepared["regularizer"]) if _has_filters(regularizer) else None
+
+
+def _has_filters(regularizer: Regularizer) -> bool:
+    """Whether its pictures are filters, as its caption says unless it has another one."""
+    return regularizer.caption == Regularizer.caption

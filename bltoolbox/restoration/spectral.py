@@ -28,7 +28,7 @@ from bltoolbox.bilevel.tensors import expand
 from bltoolbox.restoration.cosines import Cosines
 
 if TYPE_CHECKING:
-    from bltoolbox.restoration.variational import ImageLower
+    from bltoolbox.restoration.image_lower import ImageLower
 
 #: The smallest α for second derivatives, and for curvatures of majorants, which vary less.
 _DAMPING, _MAJORANT_DAMPING = 0.1, 0.3

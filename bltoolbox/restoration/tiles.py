@@ -49,7 +49,8 @@ from bltoolbox.restoration.overlap import (
 )
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import Operator
-from bltoolbox.restoration.variational import Variational, VariationalAt, prepare
+from bltoolbox.restoration.theta import prepare
+from bltoolbox.restoration.variational import Variational, VariationalAt
 
 if TYPE_CHECKING:
     from bltoolbox.restoration.model import Model

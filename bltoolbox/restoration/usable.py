@@ -13,11 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.records import Theta
-from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.bilevel.records import Counter, Theta
+from bltoolbox.bilevel.tasks import Tasks
+from bltoolbox.bilevel.tensors import detached, keyed_generator
+from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import with_channels
 from bltoolbox.restoration.roles import Regularizer
-from bltoolbox.restoration.variational import Variational, join, split
+from bltoolbox.restoration.theta import join, split
+from bltoolbox.restoration.variational import Variational
 
 #: Sides of the pictures that are tried, the first that the regularizer can treat.
 _SIDES = (16, 64, 256)
@@ -38,6 +41,13 @@ def find_flaw(
     ``shape`` where θ is for images of one size. The regularizer's ``constants`` take longer than its energy, so that
     they are not asked for after every step.
     """
+    if (misfit := find_misfit(theta, expected)) is not None:
+        return misfit
+    return _find_overflow(problem, split(theta, "regularizer"), channels, constants, shape)
+
+
+def find_misfit(theta: Theta, expected: Iterable[Theta]) -> str | None:
+    """Why ``theta`` is none of the ``expected`` ones with other values, of one precision and finite; None if it is."""
     found, first = _shapes(theta), None
     for wanted in map(_shapes, expected):
         if found == wanted:
@@ -52,7 +62,20 @@ def find_flaw(
     for name, value in theta.items():
         if bad := int((~torch.isfinite(value)).sum()):
             return f"{bad} of the {value.numel()} entries of {name} are NaN or infinite"
-    return _find_overflow(problem, split(theta, "regularizer"), channels, constants, shape)
+    return None
+
+
+def find_overflow_in_task(tasks: Tasks, theta: Theta, constants: bool) -> str | None:
+    """Which quantity of the first task is not finite at θ; its ``constants`` may be unknown, but are not NaN."""
+    lower, upper = tasks.at(theta, Counter()).on([0])
+    start = lower.start()
+    with detached():
+        found = {"energy": lower.energy(start), "gradient": lower.gradient(start), "loss": upper.value(start)}
+        bad = [name for name, value in found.items() if not bool(torch.isfinite(value).all())]
+        if constants and not bad:
+            bounds = {"Lipschitz constant": lower.lipschitz, "strong convexity": lower.mu}
+            bad = [name for name, value in bounds.items() if bool(torch.isnan(value).any())]
+    return f"the {bad[0]} of the first task is not finite there, so θ is out of range" if bad else None
 
 
 def find_size_misfit(
@@ -91,6 +114,25 @@ def initial_thetas(
             )
         except ValueError:
             continue
+
+
+def initial_theta(
+    problem: Variational, color: str, seed: int, shape: Sequence[int] | None
+) -> dict[str, Tensor]:
+    """The θ with which training begins, for images of ``shape`` (C, H, W) or, if it does not depend on it, of any
+    size; as float64 CPU tensors."""
+
+    def begin(images: Sequence[int]) -> dict[str, Tensor]:
+        generator = keyed_generator("theta", seed)
+        return join(**{role: part.init_params(images, generator) for role, part in problem.parts.items()})
+
+    if shape is not None:
+        return begin(tuple(shape))
+    channels = 1 if color == "gray" else 3
+    theta, other = (begin((channels, side, side)) for side in _SIDES[-2:])
+    if _shapes(theta) != _shapes(other):
+        raise UsageError("θ depends on the size of the images; give shape=(C, H, W)")
+    return theta
 
 
 def any_size(channels: Iterable[int]) -> Iterator[tuple[int, int, int]]:

@@ -6,12 +6,18 @@ C is the whole space, the non-negative orthant or the range of values of the dat
 about the minimiser over C: ``residual`` is the norm of the shortest element of ∇h + N_C (so that residual/μ still
 bounds the distance to the minimiser), and the linearisation acts on the free pixels only. Solvers and hypergradients
 need not know.
+
+When to choose it: for images, of which something was measured. It is the problem of recipes that name none, and is made
+of their sections: data, operator, noise, data_term, constraint, regularizer and upper_loss.
+
+Reference: Kunisch & Pock, *A bilevel optimization approach for parameter learning in variational models*, SIAM Journal
+on Imaging Sciences 2013.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -19,40 +25,23 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.derivatives import Linearization, gradients_of, rows_of
-from bltoolbox.bilevel.preconditioner import Preconditioner
-from bltoolbox.bilevel.problem import Composite, Lower, Upper
-from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
+from bltoolbox.bilevel.problem import Upper
+from bltoolbox.bilevel.records import Bound, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
-from bltoolbox.bilevel.saddle import Saddle
-from bltoolbox.bilevel.tensors import Constant, detached, dot, norm, ordinary
-from bltoolbox.bilevel.viewed import Viewed
+from bltoolbox.bilevel.tasks import BoundTasks, Tasks
+from bltoolbox.bilevel.tensors import Constant, detached, ordinary
+from bltoolbox.bilevel.wrapped_loss import Viewed
 from bltoolbox.errors import BltError
-from bltoolbox.restoration.layout import image_layout, with_channels
+from bltoolbox.restoration.image_lower import ImageLower, column
+from bltoolbox.restoration.image_upper import BoundOperator, LearnedForward
+from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
 from bltoolbox.restoration.rescaled import Rescaled
-from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, Sample, UpperLoss
-from bltoolbox.restoration.saddle import ImageSaddle, has_saddle
+from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, UpperLoss
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.spectral import linear_estimate, spectral
+from bltoolbox.restoration.theta import join, prepare, split
 
 Constraint = Literal["none", "nonnegative", "box"]
-
-
-def split(theta: Theta, role: str) -> dict[str, Tensor]:
-    """The parameters of one role, under the names its component gave them."""
-    prefix = role + "."
-    return {name[len(prefix) :]: value for name, value in theta.items() if name.startswith(prefix)}
-
-
-def join(**roles: Theta) -> dict[str, Tensor]:
-    """Named parameters of several roles in one mapping."""
-    return {f"{role}.{name}": value for role, part in roles.items() for name, value in part.items()}
-
-
-def upgraded(theta: Theta, problem: Variational) -> dict[str, Tensor]:
-    """θ as read from a file, in the parameters that the components have today."""
-    return join(**{role: part.upgrade(split(theta, role)) for role, part in problem.parts.items()})
 
 
 @dataclass(frozen=True)
@@ -74,6 +63,13 @@ class Variational(Problem):
     range: Range = UNIT
     #: What can be reported about restored images.
     metrics: ClassVar[Mapping[str, ImageMetric]] = METRICS
+    from_sections: ClassVar[bool] = True
+
+    @property
+    def unit(self) -> float:  # type: ignore[override]
+        """The width of the range of values."""
+        low, high = self.range
+        return high - low
 
     @property
     def noise_level(self) -> float | None:
@@ -113,7 +109,7 @@ class Variational(Problem):
         shape = self.samples["training"].shape
         return join(**{role: part.init_params(shape, generator) for role, part in self.parts.items()})
 
-    def tasks(self, split: str) -> VariationalTasks | None:
+    def tasks(self, split: str, like: Tensor) -> VariationalTasks | None:
         return VariationalTasks(self, self.samples[split]) if split in self.samples else None
 
     def at(self, theta: Theta, shape: Sequence[int], counter: Counter | None = None) -> VariationalAt:
@@ -164,7 +160,7 @@ class Variational(Problem):
 
 
 @dataclass(frozen=True)
-class VariationalTasks:
+class VariationalTasks(Tasks):
     """The samples of one split as tasks."""
 
     problem: Variational
@@ -188,9 +184,15 @@ class VariationalTasks:
     def at(self, theta: Theta, counter: Counter) -> VariationalTasksAt:
         return VariationalTasksAt(self.problem.at(theta, self.samples.shape, counter), self.samples)
 
+    def label(self, number: int) -> str:
+        return self.samples.label(number)
+
+    def digest(self) -> str:
+        return self.samples.digest()
+
 
 @dataclass(frozen=True)
-class VariationalTasksAt:
+class VariationalTasksAt(BoundTasks):
     """The samples of one split at one θ."""
 
     at: VariationalAt
@@ -203,66 +205,6 @@ class VariationalTasksAt:
         if split(self.at.theta, "operator"):
             upper = LearnedForward(upper, sample, lower)
         return lower, Viewed(upper, lower) if self.at.extra else upper
-
-
-@dataclass(frozen=True)
-class LearnedForward(Upper):
-    """The loss where the operator has parameters: one that compares A_θ x with measurements depends on θ, too."""
-
-    upper: Upper
-    sample: Sample
-    lower: ImageLower
-
-    @property
-    def convex(self) -> bool:  # type: ignore[override]
-        return self.upper.convex
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.upper.scale
-
-    @property
-    def lipschitz(self) -> Bound:  # type: ignore[override]
-        return self.upper.lipschitz
-
-    @property
-    def infimum(self) -> float:  # type: ignore[override]
-        return self.upper.infimum
-
-    def value(self, x: Tensor) -> Tensor:
-        return self.upper.value(x)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        return self.upper.gradient(x)
-
-    def theta_gradient(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """Through A_θ, by autograd, and what the loss adds itself."""
-        own = self.upper.theta_gradient(x, weights)
-        names = join(operator=split(self.lower.theta, "operator"))
-        with torch.enable_grad():
-            leaves = {name: value.detach().requires_grad_() for name, value in names.items()}
-            forward = BoundOperator(self.lower.at_theta({**self.lower.theta, **leaves}))
-            bound = self.lower.problem.upper_loss.bind(self.sample, forward)
-            total = (weights * bound.value(x.detach())).sum()
-        through = gradients_of(total, leaves)
-        return own | {name: part + own[name] if name in own else part for name, part in through.items()}
-
-    def take(self, index: Tensor) -> LearnedForward:
-        return LearnedForward(
-            self.upper.take(index), _rows_of_sample(self.sample, index), self.lower.take(index)
-        )
-
-
-def _rows_of_sample(sample: Sample, index: Tensor) -> Sample:
-    truth, target = (None if part is None else part[index] for part in (sample.truth, sample.target))
-    return replace(
-        sample,
-        ids=[sample.ids[i] for i in index.tolist()],
-        y=sample.y[index],
-        truth=truth,
-        target=target,
-        context={name: rows[index] for name, rows in sample.context.items()},
-    )
 
 
 @dataclass(frozen=True)
@@ -329,7 +271,7 @@ class VariationalAt:
             y=y,
             context=context,
             ids=torch.as_tensor(range(len(y)) if ids is None else ids, device=y.device),
-            mu=_column(self._mu(y, context), y),
+            mu=column(self._mu(y, context), y),
         )
 
     def _data_theta(self, context: Rows) -> Theta:
@@ -359,11 +301,6 @@ class VariationalAt:
         return None if bound is None or bool(torch.isinf(torch.as_tensor(bound)).any()) else bound
 
 
-def prepare(problem: Variational, theta: Theta) -> dict[str, Theta]:
-    """θ by role, prepared by its component."""
-    return {role: part.prepare(split(theta, role)) for role, part in problem.parts.items()}
-
-
 def add_bounds(*bounds: Bound) -> Bound:
     """The sum; unknown when one of them is."""
     total: Tensor | float = 0.0
@@ -385,278 +322,3 @@ def _lowest(curvature: Bound, least: Bound, most: Bound) -> Bound:
     infinite = torch.full_like(curvature, -math.inf)
     positive = infinite if low is None else curvature * low
     return torch.where(curvature >= 0, positive, infinite if high is None else curvature * high)
-
-
-def _column(bound: Bound, like: Tensor, unknown: float = -math.inf) -> Tensor:
-    """One entry per sample."""
-    value = unknown if bound is None else bound.detach() if isinstance(bound, Tensor) else bound
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like)).clone()
-
-
-@dataclass(frozen=True)
-class ImageLower(Lower):
-    """h_i(·, θ) for measurements y."""
-
-    at: VariationalAt
-    y: Tensor
-    context: Rows
-    ids: Tensor
-    mu: Tensor
-
-    @property
-    def problem(self) -> Variational:
-        return self.at.problem
-
-    @property
-    def theta(self) -> Theta:  # type: ignore[override]
-        return self.at.theta
-
-    @property
-    def counter(self) -> Counter:  # type: ignore[override]
-        return self.at.counter
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.problem.variable_shape(self.at.shape)
-
-    @property
-    def constrained(self) -> bool:  # type: ignore[override]
-        return self.problem.constraint != "none"
-
-    @property
-    def ridge(self) -> float:
-        """μ_0 of the extra term (μ_0/2)‖x‖²."""
-        return self.problem.strong_convexity
-
-    @cached_property
-    def data_theta(self) -> Theta:
-        """The parameters of the data term for these samples."""
-        return self.problem.data_term.select(self.at.prepared["data_term"], self.context)
-
-    @cached_property
-    def _lipschitz(self) -> Bound:
-        return self.at.lipschitz(self.y, self.context)
-
-    @property
-    def bounded(self) -> bool:  # type: ignore[override]
-        return self._lipschitz is not None
-
-    @cached_property
-    def lipschitz(self) -> Tensor:
-        return _column(self._lipschitz, self.y, math.inf)
-
-    def take(self, index: Tensor) -> ImageLower:
-        context = {name: rows[index] for name, rows in self.context.items()}
-        return replace(self, y=self.y[index], mu=self.mu[index], context=context, ids=self.ids[index])
-
-    def at_theta(self, theta: Theta) -> ImageLower:
-        return replace(self, at=replace(self.at, theta=dict(theta)))
-
-    def start(self) -> Tensor:
-        y = self.problem.data_term.centre(self.data_theta, self.y)
-        start = self.problem.operator.start(y, self.at.prepared["operator"], self.context)
-        return self.project(self.embed(image_layout(start)))
-
-    def estimate(self) -> Tensor:
-        return linear_estimate(self)
-
-    def view(self, x: Tensor) -> Tensor:
-        """The image in x."""
-        return x[:, : self.at.shape[0]] if self.at.extra else x
-
-    def embed(self, v: Tensor) -> Tensor:
-        return with_channels(v, self.at.extra)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A applied to the image in x."""
-        return self.problem.operator.apply(self.view(x), self.at.prepared["operator"], self.context)
-
-    def backward(self, t: Tensor) -> Tensor:
-        """The adjoint of ``forward``."""
-        return self.embed(self.problem.operator.adjoint(t, self.at.prepared["operator"], self.context))
-
-    def energy(self, x: Tensor) -> Tensor:
-        data = self.problem.data_term.value(self.data_theta, self.forward(x), self.y)
-        energy = data + self.problem.regularizer.energy(self.at.prepared["regularizer"], x)
-        return energy + 0.5 * self.ridge * dot(x, x) if self.ridge else energy
-
-    def gradient(self, x: Tensor) -> Tensor:
-        self.counter.gradients += len(x)
-        gradient = self.problem.regularizer.gradient(self.at.prepared["regularizer"], x)
-        slope = self.problem.data_term.gradient(self.data_theta, self.forward(x), self.y)
-        gradient = gradient + self.backward(slope)
-        return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
-
-    def project(self, x: Tensor) -> Tensor:
-        if not self.constrained:
-            return x
-        inside = self.view(x).clamp(*self.problem.bounds)
-        return torch.cat([inside, x[:, self.at.shape[0] :]], dim=1) if self.at.extra else inside
-
-    def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
-        gradient = self.gradient(x) if gradient is None else gradient
-        return norm(gradient * self.free(x, gradient) if self.constrained else gradient)
-
-    def free(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Pixels that the constraint does not hold: inside C, or drawn inwards by the gradient."""
-        low, high = self.problem.bounds
-        image, gradient = self.view(x), self.view(gradient)
-        held = torch.zeros_like(image, dtype=torch.bool)
-        if low is not None:
-            held |= (image <= low) & (gradient >= 0)
-        if high is not None:
-            held |= (image >= high) & (gradient <= 0)
-        return ~self.embed(held)
-
-    def linearize(self, x: Tensor) -> Linearization:
-        self.counter.linearisations += len(x)
-        free = self.free(x, self.gradient(x)) if self.constrained else None
-        prior = self.problem.regularizer.linearize(self.at.prepared["regularizer"], x)
-        t = self.y if self.problem.data_term.quadratic else self.forward(x)
-        curvature = self.problem.data_term.curvature(self.data_theta, t, self.y)
-        return Linearization(self, x, _Hessian(self, prior, curvature), free)
-
-    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
-        parts = prepare(self.problem, theta)
-        pairing = self.problem.regularizer.pairing(parts["regularizer"], x, q)
-        if parts["operator"] or parts["data_term"]:
-            apply = self.problem.operator.apply
-            x, q = self.view(x), self.view(q)
-            t = apply(x, parts["operator"], self.context)
-            data_theta = self.problem.data_term.select(parts["data_term"], self.context)
-            slope = self.problem.data_term.gradient(data_theta, t, self.y)
-            pairing = pairing + dot(slope, apply(q, parts["operator"], self.context))
-        return pairing
-
-    def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        return super().mixed(x, self._free_part(x, q), weights)
-
-    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        self.counter.mixed_products += len(x)
-        q = self._free_part(x, q)
-        raw = {role: split(self.theta, role) for role in self.problem.parts}
-        rows = join(regularizer=self.problem.regularizer.pairing_gradients(raw["regularizer"], x, q))
-        others = join(operator=raw["operator"], data_term=raw["data_term"])
-        if others:
-            fixed = join(regularizer=raw["regularizer"])
-            rows |= rows_of(lambda leaves: self.pairing(fixed | leaves, x, q), others)
-        return rows
-
-    def _free_part(self, x: Tensor, q: Tensor) -> Tensor:
-        return q * self.free(x, self.gradient(x)) if self.constrained else q
-
-    def constants(self, x: Tensor, radius: Tensor) -> Constants | None:
-        if not self.problem.regularizer.offers("constants") or self.constrained:
-            return None
-        if split(self.theta, "operator") or split(self.theta, "data_term"):
-            return None
-        third = self.problem.data_term.third(self.data_theta, self.y)
-        _, squared = self.at.spectrum(self.context)
-        if third is None or squared is None:
-            return None
-        prior = self.problem.regularizer.constants(self.at.prepared["regularizer"], x, radius)
-        data = third * squared**1.5
-        return replace(prior, hessian_lipschitz=prior.hessian_lipschitz + data)
-
-    def composite(self) -> Composite | None:
-        offers = self.problem.regularizer.offers
-        return (
-            _HalfQuadratic(self) if offers("majorant") and self.problem.data_term.offers("majorant") else None
-        )
-
-    def saddle(self) -> Saddle | None:
-        return ImageSaddle(self) if has_saddle(self.problem.regularizer, self.problem.data_term) else None
-
-
-@dataclass(frozen=True)
-class BoundOperator:
-    """A_θ of the samples of a lower level: the ``Forward`` of a loss."""
-
-    lower: ImageLower
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.lower.forward(x)
-
-    def adjoint(self, t: Tensor) -> Tensor:
-        return self.lower.view(self.lower.backward(t))
-
-    @property
-    def squared_norm(self) -> Bound:
-        return self.lower.at.spectrum(self.lower.context)[1]
-
-    def take(self, index: Tensor) -> BoundOperator:
-        return BoundOperator(self.lower.take(index))
-
-
-@dataclass(frozen=True)
-class _Hessian:
-    """v ↦ ∇²R v + Aᵀ(d'' ⊙ A v) + μ_0 v."""
-
-    lower: ImageLower
-    prior: Callable[[Tensor], Tensor]
-    curvature: Tensor | float
-
-    def __call__(self, v: Tensor) -> Tensor:
-        image = self.lower.forward(v)
-        weighted = (
-            image if isinstance(self.curvature, float) and self.curvature == 1.0 else self.curvature * image
-        )
-        product = self.prior(v) + self.lower.backward(weighted)
-        return product.add_(v, alpha=self.lower.ridge) if self.lower.ridge else product
-
-    def preconditioner(self, always: bool) -> Preconditioner | None:
-        """From the curvatures of the potentials, where the product of the regularizer has them."""
-        prior = getattr(self.prior, "curvature", None)
-        return None if prior is None else spectral(self.lower, prior, self.curvature, always)
-
-    def take(self, index: Tensor) -> _Hessian | None:
-        """For some of the samples; None where the product of the regularizer cannot be divided."""
-        divide = getattr(self.prior, "take", None)
-        if divide is None:
-            return None
-        curvature = self.curvature[index] if isinstance(self.curvature, Tensor) else self.curvature
-        return _Hessian(self.lower.take(index), divide(index), curvature)
-
-
-@dataclass(frozen=True)
-class _HalfQuadratic:
-    """h = ψ(C x) + D(A x; y) + (μ_0/2)‖x‖², both terms with a majorising parabola at every point."""
-
-    lower: ImageLower
-
-    @property
-    def ridge(self) -> float:
-        return self.lower.ridge
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        lower = self.lower
-        prior = lower.problem.regularizer.analyse(lower.at.prepared["regularizer"], x)
-        return prior, lower.forward(x)
-
-    def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
-        lower, (prior, data) = self.lower, t
-        image = lower.problem.regularizer.synthesise(lower.at.prepared["regularizer"], prior, lower.shape)
-        back = lower.backward(data)
-        # Where A is the identity, the slopes of the data term are at hand to be written to.
-        return data.add_(image) if back is data else image + back
-
-    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
-        lower, (prior, data) = self.lower, t
-        weights = lower.problem.regularizer.majorant(lower.at.prepared["regularizer"], prior)
-        theta = lower.data_theta
-        slope = lower.problem.data_term.gradient(theta, data, lower.y)
-        curvature = lower.problem.data_term.majorant(theta, data, lower.y)
-        return (weights * prior, slope), (weights, curvature)
-
-    def preconditioner(
-        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
-    ) -> Preconditioner | None:
-        prior, data = curvatures
-        return spectral(self.lower, torch.as_tensor(prior), data, always, shift, majorant=True)
-
-    @property
-    def tilt_curvature(self) -> None:
-        return None
-
-    def tilt(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x)

@@ -198,10 +198,10 @@ def _refusing(path: Path, what: str) -> Iterator[None]:
         raise
 
 
-def finite(data: Any, word: Callable[[float], str | None] = lambda number: None) -> Any:
+def finite(data: Any, name: Callable[[float], str | None] = lambda number: None) -> Any:
     """Data for JSON, which has no infinite numbers: null, or their names. The PSNR of a perfect image is one."""
     if isinstance(data, dict):
-        return {key: finite(value, word) for key, value in data.items()}
+        return {key: finite(value, name) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [finite(value, word) for value in data]
-    return word(data) if isinstance(data, float) and not math.isfinite(data) else data
+        return [finite(value, name) for value in data]
+    return name(data) if isinstance(data, float) and not math.isfinite(data) else data

@@ -129,7 +129,9 @@ class RunHistory:
     @property
     def computations(self) -> float:
         """The computations spent on training."""
-        spent = [one.computations for one in self.steps] + [one.computations for one in self.checks]
+        spent = [record.computations for record in self.steps] + [
+            record.computations for record in self.checks
+        ]
         return max([*spent, number(self.summary.get("computations")) or 0.0])
 
     @property
@@ -137,8 +139,8 @@ class RunHistory:
         """The time the run has spent on training."""
         if (total := number(self.summary.get("seconds"))) is not None:
             return total
-        known = [one.seconds for one in self.steps if one.seconds is not None]
-        return known[-1] if known else None
+        times = [step.seconds for step in self.steps if step.seconds is not None]
+        return times[-1] if times else None
 
     @property
     def step_count(self) -> int:
@@ -150,8 +152,8 @@ class RunHistory:
 
     def values(self, images: Images, metric: Metric) -> list[tuple[CheckRecord, float]]:
         """The checks that measured this metric on these images, with its values."""
-        found = [(check, check.value(images, metric)) for check in self.checks]
-        return [(check, value) for check, value in found if value is not None]
+        checked = [(check, check.value(images, metric)) for check in self.checks]
+        return [(check, value) for check, value in checked if value is not None]
 
     def best(self, images: Images, metric: Metric) -> float | None:
         """The best value at a check."""
@@ -163,8 +165,8 @@ class RunHistory:
 
     def validated(self, metric: Metric) -> float | None:
         """The best value on the held-out images."""
-        found = self.tested(metric, "validation")
-        return self.best("validation", metric) if found is None else found
+        value = self.tested(metric, "validation")
+        return self.best("validation", metric) if value is None else value
 
     def reached(self, level: float, images: Images, metric: Metric) -> CheckRecord | None:
         """The first check that reaches a level."""
@@ -188,7 +190,7 @@ def is_run(path: Path) -> bool:
 def has_checkpoint(path: Path) -> bool:
     """Whether a run directory has something to resume from."""
     try:
-        return any(CHECKPOINT_NAME.fullmatch(one.name) for one in (path / CHECKPOINTS).iterdir())
+        return any(CHECKPOINT_NAME.fullmatch(file.name) for file in (path / CHECKPOINTS).iterdir())
     except OSError:
         return False
 
@@ -196,14 +198,14 @@ def has_checkpoint(path: Path) -> bool:
 def expand(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
     """Run directories, with sweeps replaced by their runs, each once; and a sentence for each cell that has no run
     yet."""
-    found: dict[Path, Path] = {}
+    runs_by_path: dict[Path, Path] = {}
     notes: list[str] = []
     for path in paths:
         if is_run(path):
             runs = [path]
         elif (path / SWEEP_FILE).is_file():
             runs = list(_cells(path))
-            notes += [f"{one} has not been started" for one in runs if not is_run(one)]
+            notes += [f"{run} has not been started" for run in runs if not is_run(run)]
         elif path.exists():
             raise UsageError(
                 f"{path} is neither a run directory nor a sweep: it has no {RECIPE_FILE} and no {SWEEP_FILE}"
@@ -212,8 +214,8 @@ def expand(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
             raise UsageError(f"{path} does not exist; give run directories or sweeps")
         for run in runs:
             if is_run(run):
-                found.setdefault(run.resolve(), run)
-    return list(found.values()), notes
+                runs_by_path.setdefault(run.resolve(), run)
+    return list(runs_by_path.values()), notes
 
 
 def _cells(path: Path) -> Iterator[Path]:
@@ -221,7 +223,7 @@ def _cells(path: Path) -> Iterator[Path]:
         cells = read_json(path / SWEEP_FILE, follow=False)["cells"]
         names = [str(cell["name"]) for cell in cells]
     except (OSError, ValueError, KeyError, TypeError):  # damaged: every run in it
-        names = sorted(one.name for one in path.iterdir() if is_run(one))
+        names = sorted(cell.name for cell in path.iterdir() if is_run(cell))
     refuse_paths(path / SWEEP_FILE, names)
     yield from (path / name for name in names)
 
@@ -251,8 +253,8 @@ def glance(path: Path, recipe: Mapping[str, Any]) -> Glance:
     metrics, timings = read_tail(path / METRICS_LOG), read_tail(path / TIMINGS_LOG)
     checks = read_tail(path / CHECKS_LOG)
     metric = described(*reversed(checks))[0]
-    found = [_check(0, line, {}, (metric,)) for line in [*metrics, *checks]]
-    values = [value for check in found for value in list(check.values.values())[-1:]]
+    records = [_check(0, line, {}, (metric,)) for line in [*metrics, *checks]]
+    values = [value for check in records for value in list(check.values.values())[-1:]]
     step, timing = (lines[-1] if lines else {} for lines in (metrics, timings))
     share = used_after(recipe.get("budget"), step, timing)
     return Glance(int(number(step.get("step")) or 0), share, metric.show(values[-1]) if values else "")

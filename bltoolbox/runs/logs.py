@@ -56,19 +56,19 @@ def read_environment(path: Path) -> dict[str, Any]:
 def read_index(path: Path) -> list[dict[str, Any]]:
     """The index of the pictures of a finished run; empty if it is missing or damaged."""
     try:
-        found = read_json(path / PICTURES_INDEX, follow=False)
+        content = read_json(path / PICTURES_INDEX, follow=False)
     except (OSError, ValueError):
         return []
-    usable = isinstance(found, list) and all(isinstance(one, dict) for one in found)
-    return found if usable else []
+    usable = isinstance(content, list) and all(isinstance(entry, dict) for entry in content)
+    return content if usable else []
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
-        found = read_json(path, follow=False)
+        content = read_json(path, follow=False)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def read_source(path: Path) -> str:
@@ -131,7 +131,7 @@ def read_tail(path: Path, size: int = _END) -> list[dict[str, Any]]:
 
 
 def _parse_lines(lines: Sequence[str], name: str, notes: list[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     damaged: list[int] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -139,7 +139,7 @@ def _parse_lines(lines: Sequence[str], name: str, notes: list[str]) -> list[dict
         except ValueError:
             record = ()
         if isinstance(record, dict):
-            found.append(record)
+            records.append(record)
         elif record is not None:
             damaged.append(number)
     if damaged:
@@ -148,7 +148,7 @@ def _parse_lines(lines: Sequence[str], name: str, notes: list[str]) -> list[dict
         notes.append(
             f"{name}: line{'s' * many} {places} cannot be read and {'are' if many else 'is'} left out"
         )
-    return found
+    return records
 
 
 def by_step(lines: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
@@ -170,12 +170,12 @@ class Tail:
         """All complete lines so far; damaged lines are left out."""
         try:
             with open_file(self.path, follow=False) as log:
-                found = os.fstat(log.fileno())
-                LOG.check(self.path, found.st_size)
-                if found.st_size < self._place or found.st_ino != self._file:
-                    self.lines, self._place, self._rest, self._file = [], 0, b"", found.st_ino
+                status = os.fstat(log.fileno())
+                LOG.check(self.path, status.st_size)
+                if status.st_size < self._place or status.st_ino != self._file:
+                    self.lines, self._place, self._rest, self._file = [], 0, b"", status.st_ino
                 log.seek(self._place)
-                new = log.read(found.st_size - self._place)
+                new = log.read(status.st_size - self._place)
         except (OSError, FileRefused):
             return self.lines
         self._place += len(new)

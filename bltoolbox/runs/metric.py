@@ -52,12 +52,12 @@ class Metric:
 
     def best(self, values: Iterable[float | None]) -> float | None:
         """The best of the values that are known."""
-        known = [value for value in values if value is not None and not math.isnan(value)]
-        return (max if self.higher else min)(known, default=None)
+        numbers = [value for value in values if value is not None and not math.isnan(value)]
+        return (max if self.higher else min)(numbers, default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for records."""
-        return {one.name: getattr(self, one.name) for one in fields(Metric)}
+        return {field.name: getattr(self, field.name) for field in fields(Metric)}
 
     @classmethod
     def parse(cls, data: Any) -> Self | None:
@@ -85,9 +85,9 @@ def described(*records: Any) -> tuple[Metric, ...]:
     """The metrics that records describe under ``metrics`` or ``metric``, the deciding one first."""
     for record in records:
         entries = record.get("metrics", [record.get("metric")])
-        found = [Metric.parse(entry) for entry in entries] if isinstance(entries, list) else []
-        if known := tuple(metric for metric in found if metric is not None):
-            return known
+        metrics = [Metric.parse(entry) for entry in entries] if isinstance(entries, list) else []
+        if readable := tuple(metric for metric in metrics if metric is not None):
+            return readable
     return (UNDESCRIBED,)
 
 

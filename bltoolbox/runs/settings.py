@@ -31,11 +31,11 @@ def flatten(recipe: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def differing(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     """The dotted keys that are not the same in all recipes, in the order of the recipes."""
     flat = [flatten(recipe) for recipe in recipes]
-    keys = dict.fromkeys(key for one in flat for key in one)
+    keys = dict.fromkeys(key for settings in flat for key in settings)
     return [
         key
         for key in keys
-        if any(not _same(one.get(key, _ABSENT), flat[0].get(key, _ABSENT)) for one in flat)
+        if any(not _same(settings.get(key, _ABSENT), flat[0].get(key, _ABSENT)) for settings in flat)
     ]
 
 
@@ -50,18 +50,20 @@ def labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
         return [_variant_label(recipe, recipes) for recipe in recipes]
     flat = [flatten(recipe) for recipe in recipes]
     keys = differing(recipes)
-    found = []
-    for one in flat:
+    names = []
+    for settings in flat:
         parts = []
         for key in keys:
-            if key not in one:
+            if key not in settings:
                 continue
-            rivals = [other for other in flat if _component(other, key, keys) == _component(one, key, keys)]
+            rivals = [
+                other for other in flat if _component(other, key, keys) == _component(settings, key, keys)
+            ]
             # If all recipes with the same component agree, the name of the component suffices.
-            if any(not _same(other.get(key, _ABSENT), one[key]) for other in rivals):
-                parts.append(f"{key.removesuffix('.name')}={shown(one[key])}")
-        found.append(", ".join(parts))
-    return found
+            if any(not _same(other.get(key, _ABSENT), settings[key]) for other in rivals):
+                parts.append(f"{key.removesuffix('.name')}={shown(settings[key])}")
+        names.append(", ".join(parts))
+    return names
 
 
 def _variant_label(recipe: Mapping[str, Any], recipes: Sequence[Mapping[str, Any]]) -> str:
@@ -87,5 +89,5 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else dump_inline(value)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (one == other and isinstance(one, bool) == isinstance(other, bool))
+def _same(value: Any, other: Any) -> bool:
+    return value is other or (value == other and isinstance(value, bool) == isinstance(other, bool))

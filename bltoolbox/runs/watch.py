@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bltoolbox.config.names import CHECKS_LOG, METRICS_LOG, RECIPE_FILE, STATUS_FILE, SWEEP_FILE, TIMINGS_LOG
+from bltoolbox.config.problem_keys import start_noun, task_noun
 from bltoolbox.errors import UsageError
 from bltoolbox.runs.budget import used_after
 from bltoolbox.runs.history import IMAGES, expand, is_run
@@ -68,6 +69,9 @@ class Snapshot:
     #: At the end: label, measured, learned of each evaluation image that was kept.
     images: list[tuple[str, float | None, float | None]] = field(default_factory=list)
     summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    #: What a task is called, and its cold start.
+    noun: str = "image"
+    start: str = "measured"
 
     @property
     def active(self) -> bool:
@@ -76,10 +80,12 @@ class Snapshot:
     @property
     def tested(self) -> dict[str, float]:
         """At the end: the metric of the evaluation images, measured, by the baseline and learned."""
-        parts = {"measured": "before", "baseline": "baseline", "learned": "after"}
-        found = {name: number(self.summary.get(f"{self.metric.name}_{when}")) for name, when in parts.items()}
-        known = {name: value for name, value in found.items() if value is not None}
-        return known if "learned" in known else {}
+        parts = {self.start: "before", "baseline": "baseline", "learned": "after"}
+        values = {
+            name: number(self.summary.get(f"{self.metric.name}_{when}")) for name, when in parts.items()
+        }
+        numbers = {name: value for name, value in values.items() if value is not None}
+        return numbers if "learned" in numbers else {}
 
     @property
     def loss(self) -> float | None:
@@ -152,6 +158,8 @@ class Watched:
             iterations=_iterations(last, before),
             images=_images(self.path, metric) if finished else [],
             summary=status,
+            noun=task_noun(self.recipe()),
+            start=start_noun(self.recipe()),
         )
 
     def recipe(self) -> dict[str, Any]:
@@ -181,14 +189,14 @@ def find(directories: Sequence[Path]) -> list[Path]:
 
 def newest(root: Path) -> Path:
     """The run that was written to last, or its sweep while that is active."""
-    found = []
+    runs = []
     for recipe in root.rglob(RECIPE_FILE):
         logs = [recipe.parent / name for name in (METRICS_LOG, STATUS_FILE, RECIPE_FILE)]
         times = [log.stat().st_mtime for log in logs if log.exists()]
-        found.append((is_locked(recipe.parent), max(times), recipe.parent))
-    if not found:
+        runs.append((is_locked(recipe.parent), max(times), recipe.parent))
+    if not runs:
         raise UsageError(f"no run found under {root}; give the run directory to watch")
-    run = max(found)[2]
+    run = max(runs)[2]
     return run.parent if (run.parent / SWEEP_FILE).is_file() and is_locked(run.parent) else run
 
 
@@ -212,11 +220,11 @@ def sparkline(values: Sequence[float], width: int, *, log: bool = False) -> str:
 
 
 def _quality(checks: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, list[float]]:
-    found = {}
+    curves = {}
     for images, name in IMAGES.items():
         values = (number(line.get(f"{images}_{metric.name}")) for line in checks)
-        found[name] = [value for value in values if value is not None]
-    return {name: values for name, values in found.items() if values}
+        curves[name] = [value for value in values if value is not None]
+    return {name: values for name, values in curves.items() if values}
 
 
 def _state(status: str, finished: bool, locked: bool) -> str:
@@ -255,14 +263,14 @@ def _iterations(last: Mapping[str, Any], before: Mapping[str, Any]) -> float | N
 
 def _images(path: Path, metric: Metric) -> list[tuple[str, float | None, float | None]]:
     """The evaluation images that a finished run has kept."""
-    found = []
-    for one in read_index(path):
+    rows = []
+    for image in read_index(path):
         try:
-            values = {part["key"]: number(part.get(metric.name)) for part in one["variants"]}
-            found.append((str(one["label"]), values.get("measured"), values.get("learned")))
+            values = {variant["key"]: number(variant.get(metric.name)) for variant in image["variants"]}
+            rows.append((str(image["label"]), values.get("measured"), values.get("learned")))
         except (KeyError, TypeError, AttributeError):
             return []
-    return found
+    return rows
 
 
 def _place(path: Path) -> str:

@@ -1,8 +1,10 @@
-"""Problems with known answers and the conformance suite, for our tests and for those of plugin authors.
+"""The conformance suite, problems with known answers, and measured errors of hypergradients, for us and for authors.
 
-May import every room except reports and the command line; only ``blt check`` and tests import it. A change here can
-let a wrong component pass, or make a correct one fail, in the tests of every author: for each property,
-tests/testing/test_conformance_catches.py has a component that violates it.
+``problems``, ``finite_sum`` and ``regression`` have answers in closed form, ``checks`` the properties of each kind of
+component, ``limits`` the declared limits of biased hypergradients, ``estimators`` the comparison of their errors and
+costs. May import every room except reports and the command line; only ``blt check``, ``blt estimators`` and tests
+import it. A change here can let a wrong component pass, or make a correct one fail, in the tests of every author: for
+each property, tests/testing/test_conformance_catches.py has a component that violates it.
 """
 
 from bltoolbox.testing.problems import (

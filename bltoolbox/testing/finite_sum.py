@@ -24,6 +24,7 @@ from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Counter, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver, Problem
+from bltoolbox.bilevel.tasks import BoundTasks, Tasks
 from bltoolbox.bilevel.tensors import dot, keyed_generator
 
 
@@ -173,7 +174,7 @@ class SumUpper(Upper):
 
 
 @dataclass(frozen=True)
-class SumTasks:
+class SumTasks(Tasks, BoundTasks):
     """All tasks of a ``QuadraticSum``, and those at one θ."""
 
     sums: QuadraticSum
@@ -214,7 +215,7 @@ class SumProblem(Problem):
     def init_params(self, generator: torch.Generator) -> dict[str, Tensor]:
         return {"theta": torch.zeros_like(self.sums.best)}
 
-    def tasks(self, split: str) -> SumTasks | None:
+    def tasks(self, split: str, like: Tensor) -> SumTasks | None:
         return SumTasks(self.sums) if split == "training" else None
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.problem import Lower
-from bltoolbox.bilevel.records import Accuracy, Ask, BiasLimit, Effort, Estimate, Solution, Status
+from bltoolbox.bilevel.problem import Lower, Upper
+from bltoolbox.bilevel.records import Accuracy, Ask, BiasLimit, Effort, Estimate, Rows, Solution, Status
 from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.testing.reference import reference_solve
@@ -26,8 +27,8 @@ FLOOR = 1e-6
 DEVIATIONS = 5.0
 #: By how much the error may exceed what a declared order predicts; its leading term need not dominate at once.
 ORDER_SLACK = 2.0
-#: Draws over which a stochastic estimate is averaged.
-DRAWS = 16
+#: Draws over which a stochastic estimate is averaged, and what several standard errors of the mean may amount to.
+DRAWS, UNCERTAIN = 8, 0.05
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,34 @@ def minimise(lower: Lower, start: Tensor, effort: Effort) -> Solution:
     return Solution(x, residual, residual / lower.mu, count, (status,) * len(x))
 
 
+def ask_at(
+    lower: Lower, upper: Upper, x: Tensor, weights: Tensor, tol: float, memory: Rows | None = None
+) -> Ask:
+    """What a run asks at x, with a solver and an approximate inverse Hessian that belong to no plugin."""
+    return Ask(
+        lower,
+        upper,
+        x,
+        lower.start(),
+        weights,
+        Accuracy(tol),
+        memory or {},
+        minimise=minimise,
+        inverse=partial(rough_inverse, lower, x),
+    )
+
+
+def rough_inverse(lower: Lower, x: Tensor, v: Tensor) -> Tensor:
+    """(∇²h + cI)⁻¹v, c a third of the mean eigenvalue: as a quasi-Newton method may have built it, off by tens of
+    percent."""
+    system, size = lower.linearize(x), x[0].numel()
+    units = torch.eye(size, dtype=x.dtype, device=x.device).view(size, 1, *x.shape[1:])
+    hessian = torch.stack([system.product(unit.expand_as(x)).flatten(1) for unit in units], 2)
+    shift = hessian.diagonal(dim1=1, dim2=2).mean(1) / 3
+    damped = hessian + torch.diag_embed(shift.unsqueeze(1).expand(-1, size))
+    return torch.linalg.solve(damped, v.flatten(1).unsqueeze(-1)).view_as(v)
+
+
 def repeated(estimator: HypergradientEstimator, ask: Ask, calls: int = 1) -> Estimate:
     """The last of several estimates at the same θ, each with the memory and x that the previous one returned."""
     memory = {
@@ -75,8 +104,8 @@ def repeated(estimator: HypergradientEstimator, ask: Ask, calls: int = 1) -> Est
 def mean_estimate(
     estimator: HypergradientEstimator, ask: Ask, calls: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """z and its standard error; for a stochastic estimator the mean over draws."""
-    if not estimator.stochastic:
+    """z and its standard error; for a stochastic estimator the mean over draws, if there is anything to draw."""
+    if not estimator.stochastic or ask.lower.blocks == ask.upper.blocks == 1:
         z = repeated(estimator, ask, calls).gradient
         return z, {name: torch.zeros_like(part) for name, part in z.items()}
     drawn = [

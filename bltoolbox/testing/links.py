@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,11 +63,22 @@ def solvable(lower: Lower, reference: Tensor, allowed: float) -> Link:
 
 def hypergradient_links(
     oracle: BilevelOracle, lower: Lower, upper: Upper, reference: Tensor, weights: Tensor, tol: float
-) -> tuple[tuple[Link, ...], dict[str, Tensor]]:
-    """All links, and z as the recipe's components compute it at tight tolerances."""
+) -> tuple[tuple[Link, ...], dict[str, Tensor], Ask]:
+    """All links, z as the recipe's components compute it at tight tolerances, and the request for it."""
     solver, estimator = oracle.solver, oracle.hypergradient
-    solution = solve(solver, lower, lower.start(), tol, limit=max(oracle.iteration_limit, 5_000))
-    ask = Ask(lower, upper, solution.x, lower.start(), weights, Accuracy(tol), minimise=oracle.minimise)
+    limit, with_state = max(oracle.iteration_limit, 5_000), oracle.needs_inverse
+    solution = solve(solver, lower, lower.start(), tol, limit=limit, with_state=with_state)
+    inverse = partial(solver.inverse, solution.state) if with_state else None
+    ask = Ask(
+        lower,
+        upper,
+        solution.x,
+        lower.start(),
+        weights,
+        Accuracy(tol),
+        minimise=oracle.minimise,
+        inverse=inverse,
+    )
     try:
         estimate = estimator.estimate(ask)
         refusal = ""
@@ -90,7 +102,7 @@ def hypergradient_links(
         _adjoint_residual(lower, upper, solution.x, estimate, tol, refusal or type(estimator).__name__),
         _mixed(lower, reference, q, prior),
     )
-    return links, estimate.gradient
+    return links, estimate.gradient, ask
 
 
 def loss_link(bind: Callable[[Theta], Upper], theta: Theta, x: Tensor, weights: Tensor) -> Link | None:

@@ -83,6 +83,11 @@ class RegressionLower(Lower):
         ridge = self.theta[NAME].exp() * x
         return 0.5 * self.rows.misfit(x).square().mean(1) + 0.5 * dot(ridge, x)
 
+    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        """By formula, since hundreds of copies of a task would take as many backward passes."""
+        self.counter.mixed_products += len(x)
+        return {NAME: self.theta[NAME].exp() * x * q}
+
     def take(self, index: Tensor) -> Self:
         return replace(self, ids=self.ids[index], rows=self.rows.take(index))
 
@@ -135,21 +140,28 @@ class RegressionLoss(Upper):
 
 
 def regression(
-    tasks: int, rows: int = 4, features: int = 3, dtype: torch.dtype = torch.float64
+    tasks: int,
+    rows: int = 4,
+    features: int = 3,
+    dtype: torch.dtype = torch.float64,
+    spread: float | None = None,
 ) -> tuple[RegressionLower, RegressionLoss]:
-    """Random folds: fold i depends on i alone."""
+    """Random folds: fold i depends on i alone. With ``spread`` its rows differ from a common one by about that much, so
+    that single blocks say more about their mean."""
     levels = []
     for level in ("training", "validation"):
-        drawn = [_rows(level, i, rows, features) for i in range(tasks)]
+        drawn = [_rows(level, i, rows, features, spread) for i in range(tasks)]
         levels.append(Rows(*(torch.stack(part).to(dtype) for part in zip(*drawn, strict=True))))
     theta = {NAME: torch.linspace(-1.0, -0.3, features, dtype=dtype)}
     return RegressionLower(torch.arange(tasks), theta, levels[0]), RegressionLoss(levels[1])
 
 
-def _rows(level: str, task: int, rows: int, features: int) -> tuple[Tensor, Tensor]:
+def _rows(level: str, task: int, rows: int, features: int, spread: float | None) -> tuple[Tensor, Tensor]:
     generator = keyed_generator("regression", level, task)
     a = torch.randn(rows, features, dtype=torch.float64, generator=generator)
     b = torch.randn(rows, dtype=torch.float64, generator=generator)
+    if spread is not None:
+        a, b = a[:1] + spread * a, b[:1] + spread * b
     return a / a.norm(dim=1, keepdim=True), b
 
 

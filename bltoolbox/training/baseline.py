@@ -24,7 +24,8 @@ from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, BudgetExhausted, NumericalError
 from bltoolbox.restoration.evaluation import evaluate
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import Variational, join, split
+from bltoolbox.restoration.theta import join, split
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.runs.metric import Metric
 
 #: Training images to tune on, half-width of the first search interval (in the parameter, usually a logarithm),

@@ -1,7 +1,7 @@
 """The upper loop. Read this file first.
 
 A step draws a batch, lets the upper-level optimizer ask the oracle about it, and moves θ. From time to time the
-held-out images are restored from a cold start; the best θ and the last one are both kept.
+held-out tasks, in imaging images, are solved from a cold start; the best θ and the last one are both kept.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
 from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
-from bltoolbox.bilevel.roles import LowerSolver, Sampler, UpperOptimizer
+from bltoolbox.bilevel.roles import LowerSolver, Problem, Sampler, UpperOptimizer
+from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import detached
 from bltoolbox.distributed.ranks import RankFailed, RankLost
 from bltoolbox.errors import BudgetExhausted, NumericalError, explain, refusing_misfits
-from bltoolbox.restoration.evaluation import Evaluation, evaluate
-from bltoolbox.restoration.metrics import ImageMetric
+from bltoolbox.restoration.evaluation import Evaluation, evaluate_tasks, measurable
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.results import Check, RunResult
-from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.usable import find_flaw
-from bltoolbox.restoration.variational import Variational
+from bltoolbox.restoration.trained import Trained
+from bltoolbox.restoration.variational import Variational, VariationalTasks
 from bltoolbox.runs.budget import used
+from bltoolbox.runs.metric import Metric
 from bltoolbox.training.baseline import tune
 from bltoolbox.training.listeners import Keeper
 from bltoolbox.training.misfits import check_state
@@ -59,7 +59,7 @@ _UNUSABLE = "the step leads to a θ that cannot be used"
 _ZEROS = 10
 _ZERO = (
     "the hypergradient is exactly zero although the loss is not, so {effect}: the adjoint system was not iterated"
-    " because its tolerance is above the size of its right-hand side, or θ does not affect the images; lower"
+    " because its tolerance is above the size of its right-hand side, or θ does not affect the solutions; lower"
     " upper_optimizer.adjoint_tol, or set upper_optimizer.tol to auto"
 )
 
@@ -72,7 +72,7 @@ class Experiment:
     """A recipe, assembled."""
 
     recipe: Recipe
-    problem: Variational
+    problem: Problem
     oracle: BilevelOracle
     sampler: Sampler
     sampler_state: dict[str, Any]
@@ -81,30 +81,32 @@ class Experiment:
     #: The solver of every restoration that is not a step of training.
     evaluation_solver: LowerSolver
     #: The metric by which the best θ is chosen.
-    metric: ImageMetric
-    validation: Samples | None = None
-    evaluation: Samples | None = None
+    metric: Metric
+    validation: Tasks | None = None
+    evaluation: Tasks | None = None
     baseline: tuple[Variational, dict[str, Tensor]] | None = None
     loggers: Sequence[Listener] = ()
     #: The run directory, or None if nothing is written.
     run_dir: Path | None = None
 
     @property
-    def train(self) -> Samples:
-        return self.problem.samples["training"]
+    def train(self) -> Tasks:
+        return self.oracle.tasks
 
     def find_flaw(self, theta: Theta, constants: bool = True) -> str | None:
         """Why θ cannot be used with this recipe; None if it can."""
-        shape = self.train.shape
-        return find_flaw(self.problem, theta, [self.theta], shape[:1], constants, shape)
+        return self.model(theta).find_flaw(self.theta, self.train, constants)
 
     def require_usable(self, theta: Theta, sentence: str, constants: bool = True) -> None:
         """Refuse a θ that is not finite or leads to infinite values."""
         if (flaw := self.find_flaw(theta, constants)) is not None:
             raise NumericalError(f"{sentence}: {flaw}; use a smaller step")
 
-    def model(self, theta: Theta) -> Model:
-        return Model(self.problem, self.evaluation_solver, dict(theta), self.recipe, self.train.shape)
+    def model(self, theta: Theta) -> Trained:
+        parts = self.evaluation_solver, dict(theta), self.recipe
+        if isinstance(self.problem, Variational):
+            return Model(self.problem, *parts, self.problem.samples["training"].shape)
+        return Trained(self.problem, *parts)
 
     @detached()
     def run(
@@ -302,7 +304,7 @@ class _Run:
         self._notify("phase", f"{message}; {_RECOVERY[policy]}")
 
     def _take(self, step: Step, batch: Batch, sampler_state: dict[str, Any]) -> None:
-        """Move to the new θ, log the step, check the held-out images when it is time."""
+        """Move to the new θ, log the step, check the held-out tasks when it is time."""
         self.before, self.failures = self.theta, 0
         self.theta, self.state = step.theta, step.state
         self.sampler_state = self._observe(batch, sampler_state)
@@ -324,7 +326,8 @@ class _Run:
             # At least one more, since fraction * checks may round down to the current check.
             self.checks = max(self.checks + 1, int(fraction * checks))
             if self._check(record):
-                self.ended = "stopped early: no improvement on the validation images"
+                noun = "images" if self.experiment.recipe.of_images else "tasks"
+                self.ended = f"stopped early: no improvement on the validation {noun}"
         self.history.append(record)
         self._notify("stepped", record, self._seconds(), min(fraction, 1.0))
         self._watch_for_zeros(batch)
@@ -356,7 +359,7 @@ class _Run:
             raise NumericalError(f"steps {self.steps - _ZEROS + 1} to {self.steps}: {sentence}")
 
     def _penalty_gradient(self) -> dict[str, Tensor]:
-        """What the last hypergradient would have been if θ did not affect the images."""
+        """What the last hypergradient would have been if θ did not affect the solutions."""
         problem, theta = self.experiment.problem, self.before
         _, gradient = penalty_gradient(problem, theta)
         if not gradient:
@@ -364,7 +367,7 @@ class _Run:
         return {name: part.to(theta[name]) for name, part in problem.project_gradient(gradient).items()}
 
     def _check(self, record: dict[str, Any] | None) -> bool:
-        """Restore the held-out images with the current θ; returns whether patience is exhausted."""
+        """Solve the held-out tasks with the current θ; returns whether patience is exhausted."""
         began = self.ranks.now()
         experiment, settings = self.experiment, self.experiment.recipe.validation
         self.checked_at = self.steps
@@ -386,11 +389,11 @@ class _Run:
         self.checking += self.ranks.now() - began
         return settings.patience is not None and self.since_best >= settings.patience
 
-    def _measure(self, samples: Samples | None) -> float | None:
+    def _measure(self, tasks: Tasks | None) -> float | None:
         """The mean of the deciding metric with the current θ; None where it cannot be measured."""
-        if samples is None or not self.experiment.problem.measurable([self.experiment.metric], samples):
+        if tasks is None or not measurable([self.experiment.metric], tasks):
             return None
-        return self._restore(self.experiment.problem, self.theta, samples).mean()
+        return self._solve(self.experiment.problem, self.theta, tasks).mean()
 
     def _result(self, seconds: float) -> RunResult:
         """Choose θ and evaluate it together with the initial θ and the baseline."""
@@ -432,7 +435,7 @@ class _Run:
         tuned = tune(
             problem,
             theta,
-            experiment.train,
+            problem.samples["training"],
             experiment.evaluation_solver,
             metric=experiment.metric,
             stop=self._late,
@@ -444,7 +447,8 @@ class _Run:
             self._notify("phase", f"budget.seconds was spent before the baseline was tuned; {result}")
         if not tuned.trials:
             return None
-        return self._restore(problem, tuned.theta, experiment.evaluation, keep=_PICTURES, every=True)
+        tasks = VariationalTasks(problem, problem.samples["evaluation"])
+        return self._solve(problem, tuned.theta, tasks, keep=_PICTURES, every=True)
 
     def _late(self) -> bool:
         """Whether the seconds of the budget are spent, those reserved for the baseline included."""
@@ -455,18 +459,18 @@ class _Run:
         if self.experiment.evaluation is None:
             return None
         self._notify("phase", sentence)
-        return self._restore(self.experiment.problem, theta, self.experiment.evaluation, keep, every=True)
+        return self._solve(self.experiment.problem, theta, self.experiment.evaluation, keep, every=True)
 
-    def _restore(
-        self, problem: Variational, theta: Theta, samples: Samples, keep: int = 0, every: bool = False
+    def _solve(
+        self, problem: Problem, theta: Theta, tasks: Tasks, keep: int = 0, every: bool = False
     ) -> Evaluation:
-        """Restore and measure: the deciding metric, and with ``every`` all others of the problem as well."""
+        """Solve and measure: the deciding metric, and with ``every`` all others of the problem as well."""
         oracle, name = self.experiment.oracle, self.experiment.metric.name
         names = (name, *problem.metrics) if every else (name,)
         solver = self.experiment.evaluation_solver
-        restored = evaluate(problem, theta, samples, solver, keep=keep, metrics=names, **self._options())
-        oracle.charge(Cost(evaluation_iterations=restored.iterations))
-        return restored
+        found = evaluate_tasks(problem, theta, tasks, solver, keep=keep, metrics=names, **self._options())
+        oracle.charge(Cost(evaluation_iterations=found.iterations))
+        return found
 
     def _options(self) -> dict[str, Any]:
         recipe = self.experiment.recipe

@@ -50,9 +50,9 @@ def check_state(content: Mapping[str, Any], experiment: Experiment, optimizer: M
         if not isinstance(content[key], int | float):
             raise ValueError(f"{key} is not a number")
     if (best := content["best"]) is not None:
-        psnr, step, theta = best
-        if not (isinstance(psnr, int | float) and isinstance(step, int)):
-            raise ValueError("the best θ has no PSNR or no step")
+        value, step, theta = best
+        if not (isinstance(value, int | float) and isinstance(step, int)):
+            raise ValueError("the best θ has no metric or no step")
         check_theta(theta, experiment.theta)
     if not isinstance(content["ended"], str | None):
         raise ValueError("the reason why the run ended is not text")

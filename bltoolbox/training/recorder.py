@@ -19,7 +19,6 @@ from bltoolbox.config.names import (
     TIMINGS_LOG,
     theta_name,
 )
-from bltoolbox.restoration.model import encode
 from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.runs.files import json_line
 from bltoolbox.training.environment import environment
@@ -39,7 +38,7 @@ class Recorder(Listener):
         self._status({"status": "running"})
         self.directory.log(
             f"started: {experiment.recipe.name}, {experiment.train.device},"
-            f" {len(experiment.train)} training images"
+            f" {len(experiment.train)} training {'images' if experiment.recipe.of_images else 'tasks'}"
         )
 
     def phase(self, sentence: str) -> None:
@@ -74,6 +73,4 @@ class Recorder(Listener):
         self.directory.write_json(STATUS_FILE, {**described, **content, "bltoolbox": bltoolbox.__version__})
 
     def _save(self, name: str, theta: Theta) -> None:
-        experiment = self.experiment
-        content = encode(theta, experiment.recipe, experiment.problem.range, experiment.train.shape)
-        self.directory.write_bytes(name, content)
+        self.directory.write_bytes(name, self.experiment.model(theta).encoded())

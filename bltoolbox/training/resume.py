@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import bltoolbox
 from bltoolbox.config.block import Block
 from bltoolbox.config.hooks import STAND_INS
 from bltoolbox.config.names import GIVEN_FILE, RECIPE_FILE
+from bltoolbox.config.overrides import Overrides
 from bltoolbox.config.reading import open_file
-from bltoolbox.config.recipe import Budget, Recipe, load_recipe
+from bltoolbox.config.recipe import Recipe, load_recipe
 from bltoolbox.config.registry import Registry
+from bltoolbox.config.sections import Budget
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.restoration.given import stand_in
@@ -41,7 +43,7 @@ class Reopened:
 @contextlib.contextmanager
 def reopen(
     path: Path,
-    overrides: Sequence[str],
+    overrides: Overrides,
     registry: Registry,
     ranks: Ranks = ALONE,
     given: Mapping[str, Data] | None = None,
@@ -61,7 +63,7 @@ def reopen(
 
 
 def _assemble(
-    path: Path, overrides: Sequence[str], registry: Registry, ranks: Ranks, given: Mapping[str, Data]
+    path: Path, overrides: Overrides, registry: Registry, ranks: Ranks, given: Mapping[str, Data]
 ) -> tuple[Experiment, dict[str, Any] | None]:
     """The experiment, and its summary if it is finished."""
     resolved = path / RECIPE_FILE
@@ -115,13 +117,15 @@ def _refuse_other_images(path: Path, experiment: Experiment) -> None:
     before, now = read_environment(path).get("images"), image_sets(experiment)
     if not isinstance(before, dict):
         return
+    of_images = experiment.recipe.of_images
+    noun, same = ("images", "some have other names") if of_images else ("tasks", "their data have changed")
     for name, (count, digest) in now.items():
         known = before.get(name)
         if isinstance(known, list) and len(known) == 2 and known != [count, digest]:
             was = known[0]
-            change = f"there were {was}, now there are {count}" if was != count else "some have other names"
+            change = f"there were {was}, now there are {count}" if was != count else same
             raise BltError(
-                f"the {name} images are not those {path} was started with: {change}; restore them,"
+                f"the {name} {noun} are not those {path} was started with: {change}; restore them,"
                 " or start a new run"
             )
 

@@ -30,15 +30,15 @@ In the environment, `BLT_PLUGINS=a,b` restricts the plugins to those named, and 
 
 
 def page() -> str:
-    found = command_line().commands
+    commands = command_line().commands
     contents = [
-        (one.rich_help_panel if first else "", f"[{name}](#{name})", _first_line(one))
-        for _, group in groupby(found.items(), key=lambda pair: pair[1].rich_help_panel)
-        for first, (name, one) in zip(chain([True], repeat(False)), group, strict=False)
+        (command.rich_help_panel if first else "", f"[{name}](#{name})", _first_line(command))
+        for _, group in groupby(commands.items(), key=lambda pair: pair[1].rich_help_panel)
+        for first, (name, command) in zip(chain([True], repeat(False)), group, strict=False)
     ]
     parts = [INTRODUCTION.strip(), table(("", "command", "what it does"), contents), COMPLETION.strip()]
     parts += ["## Exit codes", table(("code", "meaning"), exit_codes().items())]
-    parts += [_command(name, one) for name, one in found.items()]
+    parts += [_command(name, command) for name, command in commands.items()]
     return "\n\n".join(parts)
 
 
@@ -51,13 +51,17 @@ def command_line() -> Any:
 
 def exit_codes() -> dict[str, str]:
     """Exit codes and their meanings, from the docstrings of the errors."""
-    known = [
-        one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.BltError)
+    classes = [
+        error
+        for error in vars(errors).values()
+        if inspect.isclass(error) and issubclass(error, errors.BltError)
     ]
     codes = {"0": "Success."}
-    for one in sorted((one for one in known if "exit_code" in vars(one)), key=lambda one: one.exit_code):
-        text = re.sub(r"\s*\(exit code \d\)", "", inspect.cleandoc(one.__doc__ or "").partition("\n")[0])
-        codes[str(one.exit_code)] = sentence(text.partition(";")[0].rstrip("."))
+    for error in sorted(
+        (error for error in classes if "exit_code" in vars(error)), key=lambda error: error.exit_code
+    ):
+        text = re.sub(r"\s*\(exit code \d\)", "", inspect.cleandoc(error.__doc__ or "").partition("\n")[0])
+        codes[str(error.exit_code)] = sentence(text.partition(";")[0].rstrip("."))
     stopped = [str(128 + number) for number in (signal.SIGINT, signal.SIGTERM)]
     codes[", ".join(stopped)] = (
         "Interrupted (Ctrl-C, SIGTERM); a run that had started has written a checkpoint: `blt resume`."
@@ -67,16 +71,16 @@ def exit_codes() -> dict[str, str]:
 
 
 def _command(name: str, command: Any) -> str:
-    shown = [one for one in command.params if not getattr(one, "hidden", False)]
-    arguments = [one for one in shown if one.param_type_name == "argument"]
-    options = [one for one in shown if one.param_type_name == "option" and "--help" not in one.opts]
+    shown = [param for param in command.params if not getattr(param, "hidden", False)]
+    arguments = [param for param in shown if param.param_type_name == "argument"]
+    options = [param for param in shown if param.param_type_name == "option" and "--help" not in param.opts]
     usage = " ".join(["blt", name, "[OPTIONS]" if options else "", *map(_metavar, arguments)])
     parts = [f"## {name}", f"```text\n{' '.join(usage.split())}\n```", prose(command.help or "")]
     if arguments:
-        rows = [(code(_metavar(one)), _help(one)) for one in arguments]
+        rows = [(code(_metavar(param)), _help(param)) for param in arguments]
         parts.append(table(("argument", "meaning"), rows))
     if options:
-        rows = [(_spelling(one), _help(one)) for one in options]
+        rows = [(_spelling(param), _help(param)) for param in options]
         parts.append(table(("option", "meaning"), rows))
     return "\n\n".join(parts)
 

@@ -10,6 +10,7 @@ from typing import Any
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits, listed
 from bltoolbox.config.hooks import KINDS, LISTS, PROJECT
+from bltoolbox.config.problem_keys import LOSS
 from bltoolbox.config.registry import Registered, Registry, load_registry
 from bltoolbox.config.signatures import Parameter, Signature, Type
 from bltoolbox.config.yaml_text import dump, dump_inline
@@ -32,30 +33,33 @@ WIDTH = 100
 ASKS = {
     "full_batch": "a sampler that gives all samples at each step",
     "needs_bound": "a hypergradient with an adjoint, for an error bound",
+    "needs_memory": "warm starts stored as they are",
     "needs_truth": "true images",
 }
 GIVES = {
-    "by_gap": "accuracy by a duality gap",
+    "by_gap": "accuracy measured by a duality gap",
     "converges": "convergence to the minimiser",
     "convex": "convexity in x",
     "exact": "an error that vanishes with the tolerance",
     "exact_residual": "a residual that needs no second look",
+    "from_sections": "the sections of a recipe for images",
     "full": "all samples at each step",
     "gives_adjoint": "an adjoint, hence error bounds",
     "handles_constraint": "iterates within a constraint on x",
     "handles_floor": "a stop of its own where the dtype allows no more accuracy",
-    "handles_nonsmooth": "no need of derivatives of the regularizer",
+    "handles_nonsmooth": "no need for derivatives of the regularizer",
     "identity": "measurements of the image itself",
-    "moves_x": "iterations on x of its own",
+    "moves_x": "its own iterations on x",
     "quadratic": "a curvature that does not depend on x",
     "rescales": "the same form at every noise level",
+    "simultaneous": "z from the iterates of the previous step",
     "smooth": "differentiability in x",
     "stochastic": "an estimate that depends on draws",
     "uniform": "the same treatment of all places",
 }
 #: The optional methods of the roles, as what a component has that implements them; by kind where they differ.
 OFFERS = {
-    "standard_params": "parameters that one would choose without learning, for a baseline",
+    "standard_params": "standard parameters for a baseline",
     "analyse": "an analysis operator",
     "analysis_norm": "a bound of its analysis operator",
     "centre": "a centre of its own for a cold solve",
@@ -101,7 +105,7 @@ OFFERS = {
     "shorten": "steps that can be made shorter",
     "spectrum": "bounds of its spectrum",
     "split": "a target made of measurements",
-    "start": "a start of its own for a cold solve",
+    "start": "its own start for a cold solve",
     "strong_convexity": "a strong convexity constant",
     "symbol": "eigenvalues by frequency",
     "synthesise": "its adjoint, the synthesis operator",
@@ -137,21 +141,22 @@ def builtins() -> Registry:
 def page() -> str:
     registry = builtins()
     rows = [
-        (code(one.kind), f"[{one.name}](#{one.name})", one.component.summary) for one in registry.components()
+        (code(registered.kind), f"[{registered.name}](#{registered.name})", registered.component.summary)
+        for registered in registry.components()
     ]
     parts = [INTRODUCTION.strip(), table(("kind", "name", "what it is"), rows)]
     for section in KINDS:
         parts += [f"## {section}", first_paragraph(role(section).doc)]
         parts.append(f"[The role `{role(section).name}`](plugin-api.md#{role(section).name.lower()})")
-        for one in registry.components(section):
-            parts += _component(one, registry)
+        for registered in registry.components(section):
+            parts += _component(registered, registry)
     return "\n\n".join(parts)
 
 
-def _component(one: Registered, registry: Registry) -> Iterator[str]:
-    signature = one.signature()
-    yield f"### {one.name}"
-    yield f"**{sentence(one.component.summary)}**"
+def _component(registered: Registered, registry: Registry) -> Iterator[str]:
+    signature = registered.signature()
+    yield f"### {registered.name}"
+    yield f"**{sentence(registered.component.summary)}**"
     yield prose(signature.doc)
     if "\n\n" in signature.about:
         yield prose(signature.about.partition("\n\n")[2])
@@ -159,42 +164,53 @@ def _component(one: Registered, registry: Registry) -> Iterator[str]:
         yield table(("parameter", "type", "default", "meaning"), _rows(signature.parameters))
     else:
         yield "No parameters."
-    if facts := list(_partners(one, registry)):
+    if facts := list(_partners(registered, registry)):
         yield "\n".join(f"* {fact}" for fact in facts)
-    yield fence(snippet(one, registry), "yaml")
+    yield fence(snippet(registered, registry), "yaml")
 
 
 def _rows(parameters: Sequence[Parameter], prefix: str = "") -> Iterator[tuple[str, ...]]:
-    for one in parameters:
-        yield code(prefix + one.name), kind(one.type), default(one), sentence(one.doc)
-        for option in (one.type, *one.type.items):
-            yield from _rows(option.parameters, f"{prefix}{one.name}.")
+    for parameter in parameters:
+        yield code(prefix + parameter.name), kind(parameter.type), default(parameter), sentence(parameter.doc)
+        for option in (parameter.type, *parameter.type.items):
+            yield from _rows(option.parameters, f"{prefix}{parameter.name}.")
 
 
-def snippet(one: Registered, registry: Registry) -> str:
+def snippet(registered: Registered, registry: Registry) -> str:
     """The component with its defaults, to paste into a recipe; ``…`` is to be filled in."""
-    parameters = one.signature().parameters
+    parameters = registered.signature().parameters
     options = {
-        known.name: placeholder(known.type, registry) if known.required else written(known.default)
-        for known in parameters
+        parameter.name: placeholder(parameter.type, registry)
+        if parameter.required
+        else written(parameter.default)
+        for parameter in parameters
     }
-    value = {"name": one.name} | {key: item for key, item in options.items() if item is not None}
-    line = dump({LISTS[one.kind]: [value]} if one.kind in LISTS else {one.kind: value})
-    if one.kind in LISTS or (len(line) <= WIDTH and line.count("\n") == 1):
+    value = {"name": registered.name} | {key: item for key, item in options.items() if item is not None}
+    line = dump({LISTS[registered.kind]: [value]} if registered.kind in LISTS else {registered.kind: value})
+    if registered.kind in LISTS or (len(line) <= WIDTH and line.count("\n") == 1):
         return line
-    return "\n".join([f"{one.kind}:", *(f"  {key}: {dump_inline(item)}" for key, item in value.items())])
+    return "\n".join(
+        [f"{registered.kind}:", *(f"  {key}: {dump_inline(item)}" for key, item in value.items())]
+    )
 
 
 def placeholder(type: Type, registry: Registry) -> Any:
-    """What stands for a value that has no default: ``…``, or a component where one is nested."""
+    """What stands for a value that has no default: ``…``, or a component without such values where one is nested."""
     if type.name in ("list", "tuple"):
         return [placeholder(type.items[0], registry)]
-    return registry.components(type.role)[0].name if type.name == "component" else "…"
+    if type.name != "component":
+        return "…"
+    complete = (
+        choice.name
+        for choice in registry.components(type.role)
+        if not any(parameter.required for parameter in choice.signature().parameters)
+    )
+    return next(complete)
 
 
-def _partners(one: Registered, registry: Registry) -> Iterator[str]:
+def _partners(registered: Registered, registry: Registry) -> Iterator[str]:
     """What it asks of its partners, what it gives them, and with whom it cannot go."""
-    traits = one.signature().traits
+    traits = registered.signature().traits
     asks = [
         f"a {kind} with {listed([code(method) for method in methods], 'and')}"
         for kind, methods in traits.requires.items()
@@ -203,11 +219,13 @@ def _partners(one: Registered, registry: Registry) -> Iterator[str]:
     if asks:
         yield f"Needs {listed(asks, 'and')}."
     gives = [GIVES[flag] for flag in traits.flags if flag in GIVES]
-    names = [method.name for method in optional(one.kind) if method.name in traits.offers]
-    gives += [f"{words(one.kind, name)} (`{name}`)" for name in names]
+    names = [method.name for method in optional(registered.kind) if method.name in traits.offers]
+    gives += [f"{words(registered.kind, name)} (`{name}`)" for name in names]
     if gives:
         yield f"Offers {listed(gives, 'and')}."
-    if misfits := _misfits(one, registry):
+    if traits.metrics:
+        yield f"Measures {listed([code(metric) for metric in (*traits.metrics, LOSS)], 'and')}."
+    if misfits := _misfits(registered, registry):
         yield f"Cannot be combined with {listed(misfits, 'or')}."
 
 
@@ -216,14 +234,14 @@ def words(kind: str, method: str) -> str:
     return OFFERS.get(f"{kind}.{method}") or OFFERS[method]
 
 
-def _misfits(one: Registered, registry: Registry) -> list[str]:
+def _misfits(registered: Registered, registry: Registry) -> list[str]:
     """By the code that refuses them in a recipe."""
-    block = Block(one.kind, one.name)
-    found = []
+    block = Block(registered.kind, registered.name)
+    partners = []
     for other in registry.components():
-        pair = {one.kind: block, other.kind: Block(other.kind, other.name)}
-        if other.kind != one.kind and find_misfits(pair, registry):
-            found.append(f"{other.kind} [{other.name}](#{other.name})")
-    if find_misfits({one.kind: block, "constraint": "box"}, registry):
-        found.append("a `constraint` on x")
-    return found
+        pair = {registered.kind: block, other.kind: Block(other.kind, other.name)}
+        if other.kind != registered.kind and find_misfits(pair, registry):
+            partners.append(f"{other.kind} [{other.name}](#{other.name})")
+    if find_misfits({registered.kind: block, "constraint": "box"}, registry):
+        partners.append("a `constraint` on x")
+    return partners

@@ -83,9 +83,9 @@ def role(kind: str) -> Class:
 
 def optional(kind: str) -> list[Method]:
     """The methods that a component may implement, those of ``Parametric`` included."""
-    one = role(kind)
-    own = [method for base in one.bases if base == "Parametric" for method in _named(base).methods]
-    methods = {method.name: method for method in (*own, *one.methods)}
+    owner = role(kind)
+    own = [method for base in owner.bases if base == "Parametric" for method in _named(base).methods]
+    methods = {method.name: method for method in (*own, *owner.methods)}
     return [method for method in methods.values() if not method.required]
 
 
@@ -113,8 +113,8 @@ def _others() -> list[str]:
 def _defined() -> Iterator[tuple[str, Definition]]:
     """Functions, types and constants of ``bltoolbox.plugin``, with their modules."""
     for module, names in plugin._HOME.items():
-        found = definitions(module)
-        yield from ((module, found[name]) for name in names if name in found)
+        available = definitions(module)
+        yield from ((module, available[name]) for name in names if name in available)
 
 
 def _definitions() -> Iterator[str]:
@@ -128,14 +128,14 @@ def _definitions() -> Iterator[str]:
 @cache
 def definitions(module: str) -> dict[str, Definition]:
     """The public functions and assigned names of a module."""
-    tree, lines, found = _source(module), _text(module).splitlines(), {}
+    tree, lines, texts = _source(module), _text(module).splitlines(), {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             method = _method(node)
-            found[node.name] = Definition(method.head, method.doc)
+            texts[node.name] = Definition(method.head, method.doc)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = Definition(ast.unparse(node), _comment(node, lines))
-    return {name: one for name, one in found.items() if not name.startswith("_")}
+            texts[node.targets[0].id] = Definition(ast.unparse(node), _comment(node, lines))
+    return {name: text for name, text in texts.items() if not name.startswith("_")}
 
 
 @cache
@@ -155,6 +155,10 @@ def _read(node: ast.ClassDef, lines: Sequence[str]) -> Class:
                 flags.append(ast.unparse(item.target))
         elif isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == "kind":
             kind = ast.literal_eval(item.value)
+        elif isinstance(item, ast.FunctionDef) and any(
+            isinstance(one, ast.Name) and one.id == "overload" for one in item.decorator_list
+        ):
+            continue  # the definition that follows them has the documentation
         elif isinstance(item, ast.FunctionDef) and (not item.name.startswith("_") or item.name == "__len__"):
             methods.append(_method(item))
     doc, bases = ast.get_docstring(node) or "", tuple(ast.unparse(base) for base in node.bases)
@@ -174,26 +178,26 @@ def _method(node: ast.FunctionDef) -> Method:
 
 def _comment(node: ast.stmt, lines: Sequence[str]) -> str:
     """The lines of ``#:`` above a field."""
-    found: list[str] = []
+    texts: list[str] = []
     for line in reversed(lines[: node.lineno - 1]):
         if not (match := re.match(r"\s*#:\s*(.*)", line)):
             break
-        found.insert(0, match[1])
-    return " ".join(found)
+        texts.insert(0, match[1])
+    return " ".join(texts)
 
 
-def _class(one: Class) -> Iterator[str]:
-    yield f"### {one.name}"
-    known = [base for base in one.bases if base in plugin._WHERE and base != "Role"]
-    facts = [f"Kind `{one.kind}`." if one.kind else ""]
-    facts += [f"Derives from [{base}](#{base.lower()}), whose methods it has too." for base in known]
+def _class(cls: Class) -> Iterator[str]:
+    yield f"### {cls.name}"
+    bases = [base for base in cls.bases if base in plugin._WHERE and base != "Role"]
+    facts = [f"Kind `{cls.kind}`." if cls.kind else ""]
+    facts += [f"Derives from [{base}](#{base.lower()}), whose methods it has too." for base in bases]
     if any(facts):
         yield " ".join(filter(None, facts))
-    yield prose(one.doc)
-    if one.variables:
-        yield fence("\n".join(f"{text}  # {why}" if why else text for text, why in one.variables), "python")
-    for required, title in ((True, "To implement:"), (False, "Optional:" if one.kind else "")):
-        chosen = [method for method in one.methods if method.required == required]
+    yield prose(cls.doc)
+    if cls.variables:
+        yield fence("\n".join(f"{text}  # {why}" if why else text for text, why in cls.variables), "python")
+    for required, title in ((True, "To implement:"), (False, "Optional:" if cls.kind else "")):
+        chosen = [method for method in cls.methods if method.required == required]
         if chosen and title:
             yield title
         if chosen:
@@ -205,10 +209,10 @@ def _item(method: Method) -> str:
     return f"* `{method.head}`" + (f"  \n{text}" if text else "")
 
 
-def _overview(one: Class) -> tuple[str, ...]:
-    needed = ", ".join(code(method.name) for method in one.methods if method.required)
-    others = ", ".join(code(method.name) for method in optional(one.kind))
-    return code(one.kind), f"[{one.name}](#{one.name.lower()})", needed, others
+def _overview(cls: Class) -> tuple[str, ...]:
+    needed = ", ".join(code(method.name) for method in cls.methods if method.required)
+    others = ", ".join(code(method.name) for method in optional(cls.kind))
+    return code(cls.kind), f"[{cls.name}](#{cls.name.lower()})", needed, others
 
 
 def _function(module: ast.Module, name: str) -> Iterator[str]:

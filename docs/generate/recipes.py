@@ -28,6 +28,9 @@ A recipe is a YAML file with the keys below. It needs `data`, `regularizer` and 
 
 {fence(MINIMAL, "yaml")}
 
+A recipe that is not about images names a `problem` with its options instead of `data`, `regularizer` and the other
+sections for images; see [Problems without images](other-problems.md).
+
 `blt validate FILE` reports every problem in a file at once, `blt run FILE --dry-run` prints it with every default
 written out, `blt recipes` lists the shipped recipes, and `blt schema` writes a JSON Schema for editors.
 """
@@ -105,15 +108,18 @@ def page() -> str:
 def _settings() -> Iterator[tuple[str, type]]:
     """The nested settings of a recipe, by their key."""
     annotations = inspect.get_annotations(recipe.Recipe, eval_str=True)
-    for known in describe(recipe.Recipe).parameters:
-        for cls in settings_classes(annotations[known.name]):
-            yield known.name, cls
+    for parameter in describe(recipe.Recipe).parameters:
+        for cls in settings_classes(annotations[parameter.name]):
+            yield parameter.name, cls
 
 
 def _table(parameters: Sequence[Parameter], prefix: str = "") -> str:
     return table(
         ("key", "type", "default", "meaning"),
-        [(code(prefix + one.name), kind(one.type), default(one), sentence(one.doc)) for one in parameters],
+        [
+            (code(prefix + parameter.name), kind(parameter.type), default(parameter), sentence(parameter.doc))
+            for parameter in parameters
+        ],
     )
 
 

@@ -23,7 +23,7 @@ from bltoolbox.bilevel.oracle import BatchOracle
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Accuracy, Ask, Batch, Estimate, Rows
 from bltoolbox.bilevel.roles import HypergradientEstimator
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import make_oracle, smooth_images
 
 SIZES = (64, 128, 256, 512, 1024)

@@ -40,7 +40,8 @@ from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Batch, Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.restoration.metrics import METRICS, measure
-from bltoolbox.restoration.variational import VariationalTasks, join, split
+from bltoolbox.restoration.theta import join, split
+from bltoolbox.restoration.variational import VariationalTasks
 from bltoolbox.testing import Gain, full_batch, make_oracle, variational
 
 COUNT, SIDE, NOISE = 32, 96, 25 / 255

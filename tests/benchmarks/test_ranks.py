@@ -27,7 +27,7 @@ from bltoolbox.bilevel.records import Accuracy
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.distributed.launch import Place
 from bltoolbox.distributed.ranks import ALONE, Group, Ranks
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing.problems import full_batch, make_oracle, smooth_images
 
 FORK = multiprocessing.get_context("fork")

@@ -20,7 +20,7 @@ from bltoolbox.bilevel.linear import smallest_ritz
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Batch, Theta
 from bltoolbox.restoration.roles import Regularizer
-from bltoolbox.restoration.variational import join, split
+from bltoolbox.restoration.theta import join, split
 from bltoolbox.testing import full_batch, make_oracle
 
 Draw = Callable[[Regularizer, int], dict[str, Tensor]]

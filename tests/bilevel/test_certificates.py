@@ -19,8 +19,8 @@ from bltoolbox.bilevel.bounds import certified_bound
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.tensors import norm, theta_norm
 from bltoolbox.config.recipe import recipe_from_dict
+from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.roles import Regularizer
-from bltoolbox.restoration.variational import ImageLower
 from bltoolbox.testing import SquaredDistance, smooth_images
 
 SHAPE = (3, 7, 8)

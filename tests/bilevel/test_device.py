@@ -27,7 +27,7 @@ from bltoolbox.bilevel.records import Accuracy
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import join, split
+from bltoolbox.restoration.theta import join, split
 from bltoolbox.testing import Gain, Images, SquaredDistance, White, full_batch, smooth_images, variational
 
 SHAPE = (3, 8, 9)

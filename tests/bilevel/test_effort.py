@@ -19,13 +19,14 @@ from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.gd import GradientDescent
 from blt_builtins.lower_solvers.lbfgs import LBFGS
 from blt_builtins.lower_solvers.mm import MemoryGradient
+from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Ask, Batch, Estimate, Rows, Status, Steps, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
 from bltoolbox.errors import BltError, NumericalError
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 from bltoolbox.training.checkpoint import Checkpoints
 
@@ -59,6 +60,28 @@ def test_steps_are_a_status_and_the_residuals_reached_are_reported(solver: Calla
     assert result.value.residual == pytest.approx(residual, rel=1e-6)
     assert result.certificate["lower_residual"] == pytest.approx(residual, rel=1e-6)
     assert result.certificate["adjoint_residual"] == pytest.approx(adjoint, rel=1e-6)
+
+
+@pytest.mark.parametrize("solver", [AGD, GradientDescent, LBFGS, MemoryGradient])
+def test_an_accuracy_is_answered_by_its_parts_bit_for_bit(solver: Callable[[], LowerSolver]) -> None:
+    """Solve, linear system and mixed derivative as a method with accuracies would write them; twice, the second time
+    from warm starts at another θ."""
+    oracle = tikhonov_oracle(solver())
+    moved = {name: value + 0.1 for name, value in THETA.items()}
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+    x, q = None, None
+    for theta in (THETA, moved):
+        result = oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(1e-3), Accuracy(1e-2))
+        lower, upper = oracle.tasks.at(theta, oracle.counter).on(range(3))
+        start = lower.start() if x is None else x
+        x = solve(solver(), lower, start, lower.gradient_tol(1e-3), limit=2000).x
+        right = upper.gradient(x)
+        tol = torch.full_like(lower.mu, 1e-2)
+        before = torch.zeros_like(right) if q is None else q
+        q, _, _ = solve_linear(ConjugateGradients(), lower.linearize(x), right, before, tol, 500)
+        for name, part in lower.mixed(x, q, weights).items():
+            assert torch.equal(result.gradient[name], -part)
+        assert result.value.value == float(weights @ upper.value(x))
 
 
 def test_steps_continue_where_the_last_call_ended() -> None:

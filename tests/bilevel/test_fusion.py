@@ -14,7 +14,7 @@ from blt_builtins.lower_solvers.mm import MemoryGradient, compact_gram, gram
 from blt_builtins.operators.identity import Identity
 from bltoolbox.bilevel.fusion import Fused
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import variational
 
 

@@ -26,7 +26,7 @@ from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.results import RunResult
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import make_oracle, smooth_images
 
 

@@ -20,7 +20,7 @@ from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.lower_solvers.mm import MemoryGradient
 from bltoolbox.bilevel.lower_loop import solve
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import variational
 
 torch.set_num_threads(1)

@@ -26,7 +26,8 @@ from bltoolbox.bilevel.tensors import norm
 from bltoolbox.bilevel.warm_starts import Store
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import VariationalTasks, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import VariationalTasks
 from bltoolbox.testing import Gain, Images, Tikhonov, White, full_batch, smooth_images
 
 
@@ -163,6 +164,35 @@ class TestWarmStarts:
         assert (
             batch.value({name: value + 0.1 for name, value in theta.items()}, Accuracy(1e-6)).iterations == 0
         )
+
+    @pytest.mark.parametrize("fraction", [1.0, 0.25])
+    def test_a_value_may_start_on_the_way_to_an_earlier_one(self, fraction: float) -> None:
+        oracle, theta = foe_oracle()
+        batch, further = (
+            oracle.on(full_batch(oracle)),
+            {name: value + 0.1 for name, value in theta.items()},
+        )
+        batch.hypergradient(theta, Accuracy(1e-6), Accuracy(1e-6))
+        before = kept(oracle.solutions, range(3))
+        trial = batch.value(further, Accuracy(1e-6))
+        ((_, reached),) = trial.trial
+        # So loose an accuracy that the start is the solution.
+        ((_, start),) = batch.value(further, Accuracy(1e6), towards=trial, fraction=fraction).trial
+        expected = before + fraction * (reached["solutions"] - before)
+        torch.testing.assert_close(start["solutions"], expected, rtol=0, atol=1e-14)
+        assert torch.equal(kept(oracle.solutions, range(3)), before), "the warm starts are those of before"
+        assert not oracle.solutions.guests and oracle.solutions.changes == 3
+        again = batch.value(further, Accuracy(1e-6), towards=trial)
+        assert again.iterations == 0 and again.value == pytest.approx(trial.value, rel=1e-12)
+
+    def test_a_value_towards_one_that_failed_starts_from_the_warm_starts(self) -> None:
+        oracle, theta = foe_oracle()
+        batch = oracle.on(full_batch(oracle))
+        batch.hypergradient(theta, Accuracy(1e-6), Accuracy(1e-6))
+        broken = dict(theta) | {"regularizer.log_scale": torch.full((1,), float("nan"), dtype=torch.float64)}
+        failed = batch.value(broken, Accuracy(1e-6))
+        assert failed.trial is None
+        assert batch.value(theta, Accuracy(1e-6), towards=failed).iterations == 0
 
     def test_a_failed_call_leaves_no_trace_but_its_cost(self) -> None:
         oracle, theta = foe_oracle()

@@ -24,7 +24,7 @@ from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.restoration.roles import Operator, Regularizer
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Gain, full_batch, make_oracle, smooth_images
 from bltoolbox.testing.problems import variational
 from bltoolbox.training.assemble import assemble

@@ -17,7 +17,7 @@ from bltoolbox.bilevel.bounds import RITZ_STEPS
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Step
 from bltoolbox.bilevel.roles import HypergradientEstimator, UpperOptimizer
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import full_batch, make_oracle, smooth_images
 
 PRIOR = TotalVariation(weight=0.002, nu=0.05)
@@ -44,12 +44,12 @@ def steps_and_truth(optimizer: UpperOptimizer, oracle: BilevelOracle, count: int
     exact = deblurring(ridge=oracle.problem.strong_convexity)
     reference, asked = exact.on(full_batch(exact)), oracle.on(full_batch(oracle))
     theta, state, found = THETA, optimizer.init(THETA), []
-    before = reference.value(theta, Accuracy(1e-8)).value
+    before = reference.value(theta, Accuracy(1e-12)).value
     for _ in range(count):
         step = optimizer.step(theta, asked, state)
         assert step.finished is None
         theta, state = step.theta, step.state
-        value = reference.value(theta, Accuracy(1e-8))
+        value = reference.value(theta, Accuracy(1e-12))
         reference.accept(value)
         found.append((step, before - value.value))
         before = value.value
@@ -59,7 +59,8 @@ def steps_and_truth(optimizer: UpperOptimizer, oracle: BilevelOracle, count: int
 @pytest.mark.parametrize("ridge", [0.0, 0.01])
 def test_the_decreases_that_maid_logs_do_not_exceed_the_true_ones(ridge: float) -> None:
     oracle = deblurring(ridge=ridge)
-    for step, true in steps_and_truth(MAID(), oracle, 6):
+    # A sixth step gains 1e-11, less than the reference can resolve where no strong convexity is known.
+    for step, true in steps_and_truth(MAID(), oracle, 5):
         assert 0 < float(step.metrics["decrease"]) <= true
         assert step.metrics["decrease_kind"] == ("certified" if ridge else "estimated")
         assert step.metrics["certified"] == bool(ridge)

@@ -31,7 +31,7 @@ from bltoolbox.bilevel.records import Accuracy, Batch, Bound, Rows, Theta
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.roles import Operator, Regularizer
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Gain, SquaredDistance, Tikhonov, full_batch
 
 WEIGHTS = (0.3, 2.0, 1.1)

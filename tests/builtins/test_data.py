@@ -36,6 +36,20 @@ def _differences(images: torch.Tensor) -> torch.Tensor:
 
 
 class TestDeadLeaves:
+    @pytest.mark.parametrize(
+        ("options", "variable"),
+        [
+            ({"count": 2**32}, "BLT_MAX_IMAGES"),
+            ({"size": 2**20}, "BLT_MAX_PIXELS"),
+            ({"count": 2**23, "size": 2**13}, "BLT_MAX_GENERATED"),
+        ],
+    )
+    def test_more_than_the_memory_is_refused_before_anything_is_painted(
+        self, options: dict[str, int], variable: str
+    ) -> None:
+        with pytest.raises(ValueError, match=variable):
+            DeadLeaves(**options)
+
     def test_shape_type_and_range(self, leaves: torch.Tensor) -> None:
         assert leaves.shape == (96, 3, 96, 96)
         assert leaves.dtype == torch.float32

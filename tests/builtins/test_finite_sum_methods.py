@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from toy_regressions import REFERENCES, Array, Bare, M, N, Reference, ToyTasks
 
 from blt_builtins.hypergradients import amigo, saba, soba, stocbio
 from blt_builtins.hypergradients.amigo import AmIGO
@@ -19,162 +19,16 @@ from blt_builtins.hypergradients.saba import SABA
 from blt_builtins.hypergradients.soba import SOBA
 from blt_builtins.hypergradients.stocbio import StocBiO
 from blt_builtins.lower_solvers.gd import GradientDescent
-from blt_builtins.problems.examples import Examples, collect
-from blt_builtins.problems.linear_model import LinearUpper, RidgeLower, WeightedLower
-from blt_builtins.problems.row_losses import Logistic, Softmax
 from bltoolbox.bilevel.blocks import BlockDraws
 from bltoolbox.bilevel.oracle import BilevelOracle
-from bltoolbox.bilevel.problem import Lower, Upper
-from bltoolbox.bilevel.records import Accuracy, Ask, Batch, Counter, Steps, Theta
-from bltoolbox.bilevel.roles import HypergradientEstimator, Problem
+from bltoolbox.bilevel.records import Accuracy, Ask, Batch, Counter, Steps
+from bltoolbox.bilevel.roles import HypergradientEstimator
+from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import NumericalError
 from bltoolbox.testing.finite_sum import SumTasks, make_sum_oracle, quadratic_sum
 
-SEED, N, M = 3, 4, 2
-Array = np.ndarray[Any, Any]
+SEED = 3
 ANY = Accuracy(0.1)
-RNG = np.random.default_rng(0)
-TABLE = RNG.normal(size=(16, 3))
-LABELS = np.sign(TABLE @ np.array([1.0, -1.0, 0.5]) + 0.5 * RNG.normal(size=16))
-CLASSES = RNG.integers(0, 3, size=16)
-TRAIN, VALIDATION = range(12), range(12, 16)
-
-
-class Reference:
-    """One task with explicit loops over examples; blocks are every n-th row."""
-
-    x0: Array
-
-    def rows(self, block: int | None, rows: Sequence[int], blocks: int) -> Sequence[int]:
-        return rows if block is None else list(rows)[block::blocks]
-
-    def lower(self, j: int) -> Sequence[int]:
-        return self.rows(j, TRAIN, N)
-
-    def upper(self, k: int) -> Sequence[int]:
-        return self.rows(k, VALIDATION, M)
-
-    def gradient(self, j: int, x: Array, theta: Array) -> Array: ...
-    def product(self, j: int, x: Array, theta: Array, q: Array) -> Array: ...
-    def mixed(self, j: int, x: Array, theta: Array, q: Array) -> Array: ...
-    def slope(self, k: int, x: Array) -> Array: ...
-
-
-class LogisticReference(Reference):
-    """h = mean log(1 + e^{−b⟨a,x⟩}) + ½ Σ e^{θ_p} x_p²."""
-
-    x0, theta0, name = np.zeros(3), np.array([-1.0, 0.0, -0.5]), "log_weight"
-
-    def gradient(self, j: int, x: Array, theta: Array) -> Array:
-        total = np.zeros(3)
-        for r in self.lower(j):
-            total += -LABELS[r] / (1 + np.exp(LABELS[r] * (TABLE[r] @ x))) * TABLE[r] / len(self.lower(j))
-        return total + np.exp(theta) * x
-
-    def product(self, j: int, x: Array, theta: Array, q: Array) -> Array:
-        total = np.zeros(3)
-        for r in self.lower(j):
-            s = 1 / (1 + np.exp(-TABLE[r] @ x))
-            total += s * (1 - s) * (TABLE[r] @ q) * TABLE[r] / len(self.lower(j))
-        return total + np.exp(theta) * q
-
-    def mixed(self, j: int, x: Array, theta: Array, q: Array) -> Array:
-        return np.exp(theta) * x * q
-
-    def slope(self, k: int, x: Array) -> Array:
-        total = np.zeros(3)
-        for r in self.upper(k):
-            total += -LABELS[r] / (1 + np.exp(LABELS[r] * (TABLE[r] @ x))) * TABLE[r] / len(self.upper(k))
-        return total
-
-
-class CleaningReference(Reference):
-    """h = mean σ(θ_r) ℓ(xᵀa_r; b_r) + ½λ‖x‖² with the softmax loss, one θ for each row."""
-
-    x0, theta0, name = np.zeros((3, 3)), np.linspace(-1, 1, 16), "logits"
-    strength = 0.2
-
-    def error(self, r: int, x: Array) -> Array:
-        p = np.exp(TABLE[r] @ x)
-        p /= p.sum()
-        p[CLASSES[r]] -= 1
-        return p
-
-    def gradient(self, j: int, x: Array, theta: Array) -> Array:
-        total = self.strength * x
-        for r in self.lower(j):
-            total = total + np.outer(TABLE[r], self.error(r, x)) / (1 + np.exp(-theta[r])) / len(
-                self.lower(j)
-            )
-        return total
-
-    def product(self, j: int, x: Array, theta: Array, q: Array) -> Array:
-        total = self.strength * q
-        for r in self.lower(j):
-            p = np.exp(TABLE[r] @ x)
-            p /= p.sum()
-            t = TABLE[r] @ q
-            total = total + np.outer(TABLE[r], p * t - p * (p @ t)) / (1 + np.exp(-theta[r])) / len(
-                self.lower(j)
-            )
-        return total
-
-    def mixed(self, j: int, x: Array, theta: Array, q: Array) -> Array:
-        out = np.zeros(16)
-        for r in self.lower(j):
-            s = 1 / (1 + np.exp(-theta[r]))
-            out[r] = s * (1 - s) * (self.error(r, x) @ (TABLE[r] @ q)) / len(self.lower(j))
-        return out
-
-    def slope(self, k: int, x: Array) -> Array:
-        total = np.zeros((3, 3))
-        for r in self.upper(k):
-            total += np.outer(TABLE[r], self.error(r, x)) / len(self.upper(k))
-        return total
-
-
-@dataclass(frozen=True)
-class OneTask:
-    """The same problem in the toolbox."""
-
-    cleaning: bool
-    theta: Theta | None = None
-    counter: Counter | None = None
-    dtype = torch.float64
-    device = torch.device("cpu")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (3, 3) if self.cleaning else (3,)
-
-    def __len__(self) -> int:
-        return 1
-
-    def at(self, theta: Theta, counter: Counter) -> OneTask:
-        return OneTask(self.cleaning, theta, counter)
-
-    def examples(self, rows: Sequence[int], blocks: int) -> Examples:
-        targets = torch.tensor(CLASSES if self.cleaning else LABELS)
-        return collect(torch.tensor(TABLE), targets, [torch.tensor(list(rows))], blocks)
-
-    def on(self, ids: Sequence[int]) -> tuple[Lower, Upper]:
-        assert self.theta is not None and self.counter is not None
-        train, held = self.examples(TRAIN, N), self.examples(VALIDATION, M)
-        number = torch.tensor(list(ids))
-        if self.cleaning:
-            weighted = WeightedLower(
-                number, self.theta, self.counter, train, Softmax(), 3, CleaningReference.strength
-            )
-            return weighted, LinearUpper(held, Softmax())
-        return RidgeLower(number, self.theta, self.counter, train, Logistic()), LinearUpper(held, Logistic())
-
-
-class Bare(Problem):
-    def init_params(self, generator: torch.Generator) -> dict[str, Tensor]:
-        return {}
-
-    def tasks(self, split: str) -> None:
-        return None
 
 
 def drawn(purpose: str, blocks: int, count: int, call: int) -> list[int]:
@@ -245,12 +99,13 @@ METHODS: dict[str, tuple[HypergradientEstimator, Callable[..., Array]]] = {
 }
 
 
-@pytest.mark.parametrize("cleaning", [False, True], ids=["logistic regression", "data cleaning"])
+@pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("method", METHODS)
-def test_first_steps_equal_a_reference_from_the_paper(method: str, cleaning: bool) -> None:
+def test_first_steps_equal_a_reference_from_the_paper(method: str, name: str) -> None:
     estimator, reference = METHODS[method]
-    problem: Any = CleaningReference() if cleaning else LogisticReference()
-    oracle = BilevelOracle(Bare(), OneTask(cleaning), GradientDescent(), estimator, seed=SEED)
+    problem = REFERENCES[name]()
+    tasks = ToyTasks(cleaning=name == "data cleaning")
+    oracle = BilevelOracle(Bare(), tasks, GradientDescent(), estimator, seed=SEED)
     theta = {problem.name: torch.tensor(problem.theta0)}
     state: State = {"x": problem.x0, "q": np.zeros_like(problem.x0)}
     moved = 0.0
@@ -321,6 +176,34 @@ def test_a_step_of_soba_costs_one_block() -> None:
     assert cost.gradients == cost.hessian_products == cost.mixed_products == share
     assert cost.lower_iterations == cost.linear_iterations == share and cost.slowest == 2 * share
     assert cost.computations == 1.5
+
+
+@pytest.mark.parametrize("method", [SOBA, SABA, AmIGO, StocBiO])
+@pytest.mark.parametrize(
+    "failure", [NumericalError("too late"), Interrupted(2)], ids=["fails", "interrupted"]
+)
+def test_a_call_that_fails_costs_what_it_computed(
+    method: type[HypergradientEstimator], failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch([0, 1, 2], [1.0] * 3)
+    whole = make_sum_oracle(SUMS, GradientDescent(), method())
+    whole.on(batch).hypergradient(THETA, ANY, ANY)
+    failing = make_sum_oracle(SUMS, GradientDescent(), method())
+    estimate = method.estimate
+
+    def fail(self: HypergradientEstimator, ask: Ask) -> None:
+        estimate(self, ask)
+        raise failure
+
+    monkeypatch.setattr(method, "estimate", fail)
+    with pytest.raises(type(failure)):
+        failing.on(batch).hypergradient(THETA, ANY, ANY)
+    spent = failing.interrupted if isinstance(failure, Interrupted) else failing.cost
+    for name in ("gradients", "hessian_products"):
+        assert getattr(spent, name) == getattr(whole.cost, name)
+    # How many of its gradients a failed call would have called iterations, nobody knows: all of them count.
+    assert spent.lower_iterations == spent.gradients >= whole.cost.lower_iterations > 0
+    assert spent.linear_iterations == spent.hessian_products
 
 
 def test_a_requested_number_of_iterations_is_used() -> None:

@@ -24,7 +24,7 @@ from blt_builtins.upper_optimizers.schedule import power_decay
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Batch, HypergradientResult, Step, Theta, Value
 from bltoolbox.bilevel.roles import HypergradientEstimator, UpperOptimizer
-from bltoolbox.restoration.variational import join, split
+from bltoolbox.restoration.theta import join, split
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 
 every_optimizer = pytest.mark.parametrize(
@@ -84,7 +84,15 @@ class Parabola:
         wrong = exact + self.error * tol
         return Value(wrong, wrong - abs(self.error) * tol, wrong + abs(self.error) * tol, True, tol, 1.0)
 
-    def value(self, theta: Theta, effort: Accuracy, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Accuracy,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         self.asked.append(("value", effort.tol))
         return self._value(theta, effort.tol)
 

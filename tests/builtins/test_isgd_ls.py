@@ -14,6 +14,7 @@ from test_hoag_iadam import START, Parabola, minimiser, parabola_start, run, tik
 from blt_builtins.upper_optimizers.isgd import ISGD
 from blt_builtins.upper_optimizers.isgd_ls import ISGDLineSearch
 from bltoolbox import run as run_recipe
+from bltoolbox.bilevel.records import HypergradientResult, Theta, Value
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import NumericalError
 
@@ -42,6 +43,35 @@ def test_a_step_too_small_to_be_seen_is_lengthened_without_asking() -> None:
     taken = optimizer.step(theta, oracle, optimizer.init(theta))
     assert float(taken.metrics["step_size"]) > 0.1
     assert len(oracle.asked) < 15
+
+
+class Deaf(Parabola):
+    """f with a gradient, and values that do not change with θ: the lower level is solved too coarsely."""
+
+    def value(self, theta: Any, effort: Any) -> Any:
+        return super().value(parabola_start(), effort)
+
+
+def test_a_loss_that_does_not_follow_theta_is_reported() -> None:
+    theta, optimizer = parabola_start(), ISGDLineSearch(step=1.0)
+    with pytest.raises(NumericalError, match=r"no step, however short, .* decrease upper_optimizer.tol"):
+        optimizer.step(theta, Deaf(), optimizer.init(theta))
+
+
+def test_a_stationary_theta_is_not_an_error() -> None:
+    """Once the predicted decrease is lost in rounding, there is nothing to measure."""
+    theta = {"a": 1e-9 * parabola_start()["a"]}
+    optimizer = ISGDLineSearch(step=1.0)
+    state = optimizer.step(parabola_start(), Parabola(), optimizer.init(theta)).state
+    taken = optimizer.step(theta, Raised(), state)
+    assert float(taken.theta["a"].norm()) <= float(theta["a"].norm())
+
+
+class Raised(Parabola):
+    """A loss with a large constant."""
+
+    def value(self, theta: Any, effort: Any) -> Any:
+        return replace(super().value(theta, effort), value=1.0)
 
 
 def test_between_measurements_it_is_isgd() -> None:
@@ -75,6 +105,36 @@ def test_it_reaches_the_known_minimiser_from_any_step(step: float) -> None:
     oracle = tikhonov_oracle()
     theta, _ = run(ISGDLineSearch(step=step, tol=1e-3, tol_decay=1.0, every=3), oracle, 60, START)
     torch.testing.assert_close(theta["regularizer.log_weight"], minimiser(oracle), rtol=0, atol=5e-3)
+
+
+class Sample(Parabola):
+    """f_i(θ) = ½c(θ − a)², a batch of one sample."""
+
+    def __init__(self, curvature: float, minimiser: float) -> None:
+        super().__init__(curvature)
+        self.minimiser = minimiser
+
+    def _value(self, theta: Theta, tol: float) -> Value:
+        return super()._value({"a": theta["a"] - self.minimiser}, tol)
+
+    def hypergradient(self, theta: Theta, *efforts: Any, **options: Any) -> HypergradientResult:
+        result = super().hypergradient({"a": theta["a"] - self.minimiser}, *efforts, **options)
+        return replace(result, value=self._value(theta, 0.0))
+
+
+def test_steps_are_unbiased_unless_their_length_is_measured_on_their_own_batch() -> None:
+    """At the minimiser of f = ½(f_1 + f_2) the two batches pull equally; the flatter one gets the longer step."""
+    samples, theta = [Sample(1.0, 8.0), Sample(8.0, -1.0)], {"a": torch.zeros(1, dtype=torch.float64)}
+    optimizer = ISGDLineSearch(every=10)
+
+    def mean_move(k: int, reach: float) -> float:
+        state = {"k": k, "step": 0.5, "reach": reach, "tol": 0.1, "adjoint_tol": 0.1}
+        return sum(float(optimizer.step(theta, one, state).theta["a"]) for one in samples) / 2
+
+    assert mean_move(11, reach=100.0) == 0, "between measurements"
+    # α = 1 and ⅛, each the best step of its batch, times z = −8 and 8.
+    assert mean_move(10, reach=100.0) == 3.5, "at a measurement"
+    assert mean_move(11, reach=0.1) == 3.5, "at a step that would go too far"
 
 
 def test_a_step_that_fails_is_shortened_when_asked() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
@@ -31,7 +31,7 @@ from bltoolbox.bilevel.records import Accuracy, Cost, HypergradientResult, Step,
 from bltoolbox.bilevel.roles import Oracle, UpperOptimizer
 from bltoolbox.bilevel.tensors import norm, theta_norm
 from bltoolbox.errors import BudgetExhausted
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Tikhonov, full_batch, make_oracle, smooth_images
 
 NAME = "regularizer.log_weight"
@@ -68,34 +68,70 @@ def true_value(oracle: BilevelOracle, theta: Theta) -> float:
 
 @dataclass
 class Parabola:
-    """f(θ) = ½ Σ c θ², known exactly, that remembers what it was asked."""
+    """f(θ) = ½ Σ c θ² that remembers what it was asked; f is exact, its bounds are ``spread``·ε away from it."""
 
     curvature: Tensor
+    spread: float = 0.0
+    started: list[tuple[Value | None, float]] = field(default_factory=list)
     asked: list[tuple[float, ...]] = field(default_factory=list)
     tried: list[Tensor] = field(default_factory=list)
     accepted: list[Value] = field(default_factory=list)
 
-    def _value(self, theta: Theta) -> Value:
-        f = 0.5 * float((self.curvature * theta["t"].square()).sum())
-        return Value(f, f, f, True, 0.0, 0.0, trial=theta["t"])
+    def _value(self, theta: Theta, tol: float) -> Value:
+        f, error = 0.5 * float((self.curvature * theta["t"].square()).sum()), self.spread * tol
+        return Value(f, f - error, f + error, True, 0.0, 0.0, trial=theta["t"])
 
-    def value(self, theta: Theta, effort: Accuracy, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Accuracy,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         self.asked.append((effort.tol,))
         self.tried.append(theta["t"])
-        return self._value(theta)
+        self.started.append((towards, fraction))
+        return self._value(theta, effort.tol)
 
     def hypergradient(
         self, theta: Theta, effort: Accuracy, adjoint: Accuracy, *, bound: bool = False
     ) -> HypergradientResult:
         self.asked.append((effort.tol, adjoint.tol))
         gradient = {"t": self.curvature * theta["t"]}
-        return HypergradientResult(gradient, self._value(theta), 0.0, 0.0, 0.0 if bound else None)
+        return HypergradientResult(gradient, self._value(theta, effort.tol), 0.0, 0.0, 0.0 if bound else None)
 
     def accept(self, value: Value) -> None:
         self.accepted.append(value)
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         return dict(theta)
+
+
+class Line(Parabola):
+    """f(θ) = −t, without curvature."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(1))
+
+    def _value(self, theta: Theta, tol: float) -> Value:
+        f = -float(theta["t"])
+        return Value(f, f, f, True, 0.0, 0.0, trial=theta["t"])
+
+    def hypergradient(
+        self, theta: Theta, effort: Accuracy, adjoint: Accuracy, *, bound: bool = False
+    ) -> HypergradientResult:
+        result = super().hypergradient(theta, effort, adjoint, bound=bound)
+        return replace(result, gradient={"t": -torch.ones_like(theta["t"])})
+
+
+def run_on_parabola(optimizer: UpperOptimizer, oracle: Oracle, theta: Theta, count: int) -> list[Step]:
+    state, steps = optimizer.init(theta), []
+    for _ in range(count):
+        steps.append(optimizer.step(theta, oracle, state))
+        theta, state = steps[-1].theta, steps[-1].state
+    return steps
 
 
 class TestISGD:
@@ -158,14 +194,17 @@ class TestMAID:
         oracle = oracle_for(REGULARIZERS[prior](), solver, shape=(3, 8, 9), noise=0.1)
         optimizer = MAID(step=1.0, tol=tol)
         theta = join(regularizer=initial(oracle.problem.regularizer))
-        before = true_value(oracle, theta)
+        before, tightenings = true_value(oracle, theta), 0
         for step in run(optimizer, oracle, theta, 5):
             after = true_value(oracle, step.theta)
             moved = theta_norm(step.theta[name] - theta[name] for name in theta)
             # Not only no increase: the decrease that the acceptance test promises.
             assert after - before <= -(optimizer.eta**2) * moved**2 / float(step.metrics["step_size"]) + 1e-10
             assert 0 < float(step.metrics["decrease"]) <= before - after + 1e-10
+            assert step.metrics["decrease_kind"] == "certified" and step.metrics["certified"] == 1
             theta, before = step.theta, after
+            tightenings += int(step.metrics["tightenings"])
+        assert tightenings, "some steps are meant to be rejected by their error bounds first"
 
     def test_keeps_the_constraint_on_theta(self) -> None:
         oracle = oracle_for(small_foe(), noise=0.1)
@@ -201,10 +240,96 @@ class TestMAID:
         theta = join(regularizer=initial(oracle.problem.regularizer))
         optimizer = MAID(step=0.1, tol=10.0, tighten=0.25, loosen=2.0)
         step = optimizer.step(theta, oracle.on(full_batch(oracle)), optimizer.init(theta))
-        count, tol = int(step.metrics["attempts"]), float(step.metrics["tol"])
-        assert count > 1 and tol == pytest.approx(10 * 0.25 ** (count - 1))
-        assert float(step.metrics["bound"]) <= 0.5 * float(step.metrics["gradient_norm"])
+        count, more = int(step.metrics["attempts"]), int(step.metrics["tightenings"])
+        tol, adjoint_tol = float(step.metrics["tol"]), float(step.metrics["adjoint_tol"])
+        assert count > 1 and adjoint_tol == pytest.approx(10 * 0.25 ** (count - 1))
+        assert tol == pytest.approx(10 * 0.25 ** (count - 1 + more)), "that of values, which z does not need"
+        assert float(step.metrics["bound"]) <= (1 - optimizer.eta) * float(step.metrics["gradient_norm"])
         assert step.state["tol"] == pytest.approx(2 * tol)
+        assert step.state["adjoint_tol"] == pytest.approx(2 * adjoint_tol)
+
+    def test_a_step_that_only_its_bounds_reject_is_kept_and_computed_more_accurately(self) -> None:
+        oracle = Parabola(torch.tensor([2.0], dtype=torch.float64), spread=3.0)
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        optimizer = MAID(step=0.25, tol=1.0)
+        step = optimizer.step(theta, oracle, optimizer.init(theta))
+        # f falls from 1 to ¼, and must fall by 0.01: at ε = ⅛ the errors of both values add up to ¾, at ε = 1/16 to ⅜.
+        assert step.metrics["step_size"] == 0.25 and step.metrics["trials"] == 1
+        assert step.metrics["tol"] == 1 / 16 and step.metrics["tightenings"] == 4
+        assert float(step.theta["t"]) == 0.5
+        assert step.metrics["decrease"] == 0.75 - 2 * 3 / 16
+        assert oracle.asked[:2] == [(1.0, 1.0), (1.0,)], "z and the first trial"
+        assert oracle.asked[2:] == [(0.5**k,) for k in (1, 1, 2, 2, 3, 3, 4, 4)], "f alone, at θ and at θ⁺"
+        assert [float(one) for one in oracle.tried] == [0.5, *[1.0, 0.5] * 4]
+        assert [start is None for start, _ in oracle.started] == [True, *[True, False] * 4]
+        assert all(float(start.trial) == 0.5 and share == 1 for start, share in oracle.started[2::2] if start)
+        assert step.state["tol"] == 1.25 / 16 and step.state["adjoint_tol"] == 1.25, "z was accurate enough"
+
+    def test_the_published_line_search_shortens_it_instead(self) -> None:
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        optimizer = MAID(step=0.25, tol=1.0, line_search="paper")
+        # The second state is that of a run of earlier versions, which had no other.
+        for method, state in ((optimizer, {}), (MAID(), {"alpha": 0.25, "tol": 1.0, "adjoint_tol": 1.0})):
+            oracle = Parabola(torch.tensor([2.0], dtype=torch.float64), spread=3.0)
+            step = method.step(theta, oracle, state)
+            lengths = [(1 - float(one)) / 2 for one in oracle.tried[:5]]
+            assert lengths == [0.25 * 0.5**k for k in range(5)]
+            assert int(step.metrics["attempts"]) > 1 and step.metrics["tightenings"] == 0
+            assert all(start is None for start, _ in oracle.started)
+            assert step.state["line_search"] == "paper"
+
+    def test_a_step_that_is_too_long_is_shortened_at_the_same_accuracy(self) -> None:
+        oracle = Parabola(torch.tensor([2.0], dtype=torch.float64), spread=1e-3)
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        optimizer = MAID(step=6.0, tol=1.0)
+        step = optimizer.step(theta, oracle, optimizer.init(theta))
+        assert (step.metrics["step_size"], step.metrics["trials"]) == (0.75, 4)
+        assert step.metrics["tol"] == 1.0 and step.metrics["tightenings"] == 0
+        for (start, share), rejected in zip(oracle.started[1:], oracle.tried, strict=False):
+            assert start is not None and torch.equal(start.trial, rejected) and share == 0.5
+
+    def test_a_search_that_fails_restarts_at_the_longest_step_that_may_be_short_enough(self) -> None:
+        oracle = Parabola(torch.tensor([2.0], dtype=torch.float64), spread=1e-3)
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        optimizer = MAID(step=64.0, tol=1.0, trials=2)
+        step = optimizer.step(theta, oracle, optimizer.init(theta))
+        assert [(1 - float(one)) / 2 for one in oracle.tried] == [64.0 * 0.5**k for k in range(8)]
+        assert step.metrics["attempts"] == 3, "after two lengths, and three more"
+
+    def test_the_next_step_has_the_length_of_barzilai_and_borwein(self) -> None:
+        c = torch.tensor([2.0, 5.0], dtype=torch.float64)
+        theta, oracle = {"t": torch.tensor([1.0, -3.0], dtype=torch.float64)}, Parabola(c)
+        first, second = run_on_parabola(MAID(step=0.1, tol=0.1), oracle, theta, 2)
+        s = first.theta["t"] - theta["t"]
+        expected = float((s * c * s).sum() / (c * s).square().sum())
+        assert float(second.metrics["step_size"]) == pytest.approx(expected, rel=1e-14)
+        start = {"t": torch.ones(1, dtype=torch.float64)}
+        cases = ((1e-3, 4.0, Parabola(torch.tensor([2.0], dtype=torch.float64))), (0.3, 1.5, Line()))
+        for step, change, case in cases:  # far from 1/c; without curvature
+            first, second = run_on_parabola(MAID(step=step, tol=0.1), case, start, 2)
+            assert float(second.metrics["step_size"]) == pytest.approx(change * step, rel=1e-14)
+
+    def test_an_infinite_bound_is_not_taken_for_a_lack_of_accuracy(self) -> None:
+        class NotConvexFarAway(Parabola):
+            def _value(self, theta: Theta, tol: float) -> Value:
+                value = super()._value(theta, tol)
+                return replace(value, upper=math.inf) if float(theta["t"]) < 0.7 else value
+
+        oracle = NotConvexFarAway(torch.tensor([2.0], dtype=torch.float64))
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        optimizer = MAID(step=0.25, tol=1.0)
+        step = optimizer.step(theta, oracle, optimizer.init(theta))
+        assert step.metrics["step_size"] == 0.125 and step.metrics["tightenings"] == 0
+
+    def test_plain_acceptance_takes_what_the_certificate_rejects_and_says_so(self) -> None:
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        optimizer = MAID(step=0.25, tol=1.0, acceptance="plain")
+        for spread, kind, decrease in ((3.0, "plain", 0.75), (0.1, "certified", 0.55)):
+            oracle = Parabola(torch.tensor([2.0], dtype=torch.float64), spread=spread)
+            metrics = optimizer.step(theta, oracle, optimizer.init(theta)).metrics
+            assert len(oracle.tried) == 1 and metrics["tol"] == 1.0
+            assert metrics["decrease_kind"] == kind and metrics["certified"] == int(kind == "certified")
+            assert metrics["decrease"] == pytest.approx(decrease)
 
     def test_a_trial_where_nothing_can_be_computed_is_rejected(self) -> None:
         oracle = oracle_for(small_foe(), noise=0.1)

@@ -24,8 +24,9 @@ from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.roles import DataTerm
+from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.tiles import Restorer
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import Gain, smooth_images, variational
 from bltoolbox.testing.conformance import check_component, select
 from bltoolbox.testing.recipe_check import check_recipe
@@ -185,6 +186,23 @@ def test_a_model_with_classes_asks_for_them(with_classes: str) -> None:
     x = model.solve(y, context={"class": torch.tensor([0, 1])})
     assert x.shape == y.shape
     assert model.learned == "32 parameters of foe and 2 of least-squares"
+
+
+def test_classes_of_recorded_data(tmp_path: Path) -> None:
+    """Two scanners, one of them noisy: its measurements are trusted less."""
+    truth = smooth_images(8, (1, 16, 16))
+    classes = torch.arange(8) % 2
+    y = truth + torch.where(classes.view(-1, 1, 1, 1) == 1, 0.3, 0.02) * normal(8, 1, 16, 16).float()
+    for name, rows in {"x": truth[:, 0], "y": y[:, 0], "classes": classes}.items():
+        np.save(tmp_path / f"{name}.npy", rows.numpy())
+    data = (
+        f"data={{name: pairs, measured: {tmp_path}/y.npy, clean: {tmp_path}/x.npy,"
+        f" context: [{{key: class, path: {tmp_path}/classes.npy}}]}}"
+    )
+    words = [*TINY, data, "noise=null", f"data_term={{{WEIGHTS['classes']}}}"]
+    words += ["upper_optimizer={name: iadam, step: 0.3}", "budget={steps: 6}"]
+    weights = run(load_recipe("smoke", words)).theta["data_term.log_weights"]
+    assert float(weights[0] - weights[1]) > 0.5
 
 
 def test_frozen_parameters_stay() -> None:

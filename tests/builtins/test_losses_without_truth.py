@@ -29,12 +29,13 @@ from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import RecipeError
 from bltoolbox.plugin import Operator, Upper
+from bltoolbox.restoration.image_upper import BoundOperator
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import Sample
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.tiles import Restorer
-from bltoolbox.restoration.variational import BoundOperator, Variational
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import Gain, Images, smooth_images, variational
 from bltoolbox.testing.problems import Tikhonov
 from bltoolbox.training.assemble import assemble

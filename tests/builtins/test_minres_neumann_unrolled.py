@@ -36,7 +36,9 @@ from bltoolbox.bilevel.records import Accuracy, Estimate, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.errors import NumericalError
-from bltoolbox.restoration.variational import Constraint, ImageLower, join
+from bltoolbox.restoration.image_lower import ImageLower
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import Constraint
 from bltoolbox.testing import (
     Gain,
     SquaredDistance,

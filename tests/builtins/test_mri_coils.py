@@ -19,7 +19,7 @@ from bltoolbox.bilevel.records import Rows
 from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Images, smooth_images, variational
 
 SIZE = (6, 8)

@@ -20,7 +20,7 @@ from blt_builtins.operators.identity import Identity
 from blt_builtins.operators.inpainting import Inpainting
 from blt_builtins.operators.mri import MRI
 from bltoolbox.bilevel.tensors import keyed_generator
-from bltoolbox.errors import BltError
+from bltoolbox.errors import BltError, UsageError
 from bltoolbox.plugin import Noise, Operator
 from bltoolbox.restoration.samples import Samples
 from bltoolbox.testing import Images, smooth_images
@@ -132,6 +132,29 @@ def test_a_measurement_depends_on_its_id_alone(name: str) -> None:
     if name != "none":
         for other in ({"seed": 4}, {"stream": "evaluation"}):
             assert not torch.equal(measured(name, **other).batch(range(5)).y, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kept", [0, 2, 5])
+def test_measurements_are_kept_up_to_the_limit(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = measured("gaussian").batch(range(5)).y
+    monkeypatch.setenv("BLT_KEPT_MEASUREMENTS", str(max(1, kept * expected[0].nbytes)))
+    operator, simulated = Blur(size=3), []
+    samples = measured("gaussian", operator)
+    apply = operator.apply
+    monkeypatch.setattr(operator, "apply", lambda *given: simulated.append(1) or apply(*given))
+    for _ in range(2):
+        assert torch.equal(samples.batch(range(5)).y, expected)
+    assert len(simulated) == 5 + (5 - kept)
+
+
+def test_a_limit_that_is_not_a_number_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BLT_KEPT_MEASUREMENTS", "256 MB")
+    with pytest.raises(
+        UsageError, match="BLT_KEPT_MEASUREMENTS=256 MB: give a positive whole number of bytes"
+    ):
+        measured("gaussian")
 
 
 MASKED = {"inpainting": Inpainting(missing=0.4), "mri": MRI(acceleration=3.0)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -279,6 +281,17 @@ class TestContext:
         assert torch.equal(found["maps"], torch.from_numpy(maps.astype(np.complex64))[[3, 1]])
         assert torch.equal(found["mask"], torch.from_numpy(counts(1))[[3, 1], None])
 
+    def test_a_number_of_each_sample(self, here: Path) -> None:
+        np.save("a.npy", counts())
+        np.save("classes.npy", np.arange(COUNT))
+        np.save("doses.npy", np.linspace(0, 1, COUNT))
+        context = [ContextFile("class", "classes.npy"), ContextFile("dose", "doses.npy")]
+        found = Pairs(measured="a.npy", context=context).context([2, 0])
+        assert found["class"].tolist() == [2, 0] and found["class"].dtype == torch.int64
+        assert found["dose"].tolist() == [float(np.linspace(0, 1, COUNT)[2]), 0.0]
+        with pytest.raises(ValueError, match="a row for each sample is needed"):
+            Pairs(measured="doses.npy")
+
     def test_one_row_for_each_measurement(self, here: Path) -> None:
         np.save("a.npy", counts())
         np.save("b.npy", counts()[:3])
@@ -350,6 +363,63 @@ class TestTrust:
         }
         assert word.get(trick, "other files") in str(caught.value)
 
+    @pytest.mark.parametrize("compression", ["gzip", "lzf", "shuffle", "checksum", "none"])
+    def test_hdf5_chunks_of_every_encoding(self, here: Path, compression: str) -> None:
+        h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+        options = {
+            "gzip": {"compression": "gzip"},
+            "lzf": {"compression": "lzf"},
+            "shuffle": {"compression": "gzip", "shuffle": True},
+            "checksum": {"compression": "lzf", "shuffle": True, "fletcher32": True},
+            "none": {},
+        }[compression]
+        smooth, rough = np.zeros((70, 90)), np.random.default_rng(0).random((70, 90))
+        written = np.stack([smooth, rough, smooth + 0.5]).astype(np.float32)
+        with h5py.File("a.h5", "w") as file:
+            # Row 1 is not compressible, row 3 was never written, and the last chunks reach beyond the border.
+            file.create_dataset("x", (4, 70, 90), np.float32, chunks=(2, 32, 64), **options)
+            file["x"][:3] = written
+        read = Pairs(measured="a.h5:/x").measured(range(4))
+        assert torch.equal(read[:3, 0], torch.from_numpy(written)) and not read[3].any()
+
+    @pytest.mark.parametrize("trick", ["more", "fewer", "raw", "lzf", "twice", "scale", "chunks"])
+    def test_hdf5_chunks_of_another_size(self, here: Path, trick: str) -> None:
+        """HDF5 would make room for any expansion, and would read beyond the end of a chunk that is too small."""
+        h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+        bomb = zlib.compress(bytes(2**26), 1)
+        with h5py.File("a.h5", "w") as file:
+            settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            settings.set_chunk((1, 1, 1) if trick == "chunks" else (1, 12, 12))
+            for _ in range({"chunks": 0, "twice": 2}.get(trick, 1)):
+                if trick == "scale":
+                    settings.set_scaleoffset(h5py.h5z.SO_INT, 0)
+                elif trick == "lzf":
+                    settings.set_filter(h5py.h5z.FILTER_LZF, h5py.h5z.FLAG_OPTIONAL)
+                else:
+                    settings.set_deflate(9)
+            side = 300 if trick == "chunks" else 12
+            space = h5py.h5s.create_simple((2, side, side))
+            dataset = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_UINT8, space, settings)
+            chunk, skipped = {
+                "more": (bomb, 0),
+                "fewer": (zlib.compress(b"few"), 0),
+                "raw": (b"few", 1),
+                "lzf": (b"\x00a" + b"\xff\xff\x00" * 1000, 0),
+                "twice": (zlib.compress(bomb), 0),
+            }.get(trick, (None, 0))
+            if chunk is not None:
+                dataset.write_direct_chunk((0, 0, 0), chunk, skipped)
+        assert os.path.getsize("a.h5") < 2**20
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match=r"a\.h5:/x is refused: ") as caught:
+                Pairs(measured="a.h5:/x").measured([0])
+            assert tracemalloc.get_traced_memory()[1] < 2**24
+        finally:
+            tracemalloc.stop()
+        reason = {"raw": "fewer", "lzf": "more", "scale": "neither by gzip", "chunks": "90000 chunks"}
+        assert reason.get(trick, trick) in str(caught.value)
+
     def test_hdf5_with_a_damaged_part_is_a_sentence(self, here: Path) -> None:
         h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
         with h5py.File("whole.h5", "w") as file:
@@ -413,7 +483,7 @@ class TestInARecipe:
 
     def test_nothing_is_added(self, here: Path) -> None:
         experiment = assemble(self.recipe())  # type: ignore[arg-type]
-        sample = experiment.train.batch([0, 1])
+        sample = experiment.train.samples.batch([0, 1])
         assert torch.equal(sample.y, sample.truth)  # type: ignore[arg-type]
 
     def test_noise_is_refused(self, here: Path) -> None:

@@ -12,7 +12,8 @@ from blt_builtins.regularizers.tv import TotalVariation
 from blt_builtins.upper_losses.squared_error import SquaredError
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.records import Status
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import Variational
 
 PEAK, BACKGROUND = 20.0, 0.02
 TERM = Poisson(PEAK, BACKGROUND)

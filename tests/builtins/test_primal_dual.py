@@ -18,8 +18,10 @@ from blt_builtins.regularizers.tv_nonsmooth import NonsmoothTotalVariation
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.records import Accuracy, Ask, Theta
 from bltoolbox.bilevel.tensors import keyed_generator, norm
+from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.roles import Operator, Regularizer
-from bltoolbox.restoration.variational import ImageLower, Variational, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing.problems import Gain, SquaredDistance, SquaredLoss, smooth_images
 
 SHAPE = (1, 7, 8)

@@ -22,7 +22,8 @@ from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.metrics import METRICS
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import smooth_images, variational
 from bltoolbox.testing.conformance import check_component, select
 from bltoolbox.testing.recipe_check import check_recipe
@@ -198,6 +199,6 @@ def test_a_baseline_measures_the_lowest_frequencies_and_tunes_only_its_regulariz
     baseline, theta = experiment.baseline
     assert theta["data_term.sampling"].nonzero()[:, 1].tolist() == [0, 1, 2, 14, 15]
     options = {"tol": 1e-2, "chunk": 6, "limit": 500, "metric": METRICS["psnr"]}
-    tuned = tune(baseline, theta, experiment.train, experiment.oracle.solver, **options).theta  # type: ignore[arg-type]
+    tuned = tune(baseline, theta, experiment.train.samples, experiment.oracle.solver, **options).theta  # type: ignore[arg-type]
     assert torch.equal(tuned["data_term.sampling"], theta["data_term.sampling"])
     assert not torch.equal(tuned["regularizer.log_weight"], theta["regularizer.log_weight"])

@@ -21,7 +21,7 @@ from bltoolbox.bilevel.records import Accuracy, Batch, Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
 from bltoolbox.restoration.roles import Regularizer
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Gain, make_oracle, smooth_images, variational
 
 BOUNDARIES = ("valid", "zero", "periodic", "symmetric")

@@ -23,7 +23,7 @@ from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import load_recipe
 from bltoolbox.config.registry import load_registry
 from bltoolbox.restoration.model import Model
-from bltoolbox.restoration.variational import join, split
+from bltoolbox.restoration.theta import join, split
 from bltoolbox.testing import smooth_images, variational
 from bltoolbox.testing.recipe_check import check_recipe
 from bltoolbox.training.assemble import assemble

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from PIL import Image
 
 from bltoolbox import Model, resume, run
 from bltoolbox.bilevel.events import Listener
-from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
+from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict, recipe_variants
 from bltoolbox.config.registry import load_registry
 from bltoolbox.reports import writer
 from bltoolbox.reports.compare.comparison import as_dict, compare
@@ -59,6 +59,13 @@ TINY: dict[str, Any] = {
     "iteration_limit": 200,
     "budget": {"steps": 2},
 }
+#: Other pictures, of which the bytes alone are changed; JPEG 2000 and AVIF where Pillow has them.
+OTHER_PICTURES = ("rgb.webp", "rgb.bmp", "rgb.gif", "rgb.ppm", "rgb.jp2", "rgb.avif")
+VARIANTS = """
+variants:
+  short: {upper_optimizer.step: 1e-4, seed: 1}
+  all: {sampler: full, upper_optimizer: {name: maid, trials: 7}}
+"""
 #: What may stand in the text of a recipe.
 TEXTS = [
     "name", "size", "foe", "tv", "{", "}", "[", "]", ":", ": ", ",", "\n", "\t", "- ", "&a ", "*a",
@@ -115,6 +122,13 @@ def surroundings(folder: Path) -> None:
         "deep.tif": Image.fromarray(pixels[..., 0].astype(np.uint16) * 257),
     }.items():
         image.save(folder / "pictures" / name)
+    for name in _supported(OTHER_PICTURES):
+        Image.fromarray(pixels).save(folder / "pictures" / name)
+    (folder / "variants.yaml").write_text((folder / "recipe.yaml").read_text() + VARIANTS)
+    np.save(folder / "inputs.npy", numbers.random((30, 3)))
+    np.save(folder / "targets.npy", np.arange(30.0) % 2)
+    np.save(folder / "classes.npy", np.arange(4) % 2)
+    _write_shaped_theta(folder)
     np.save(folder / "images.npy", numbers.integers(256, size=(4, 12, 12, 3), dtype=np.uint8))
     rows = [f"{i},photo-{i // 2}" for i in range(4)]
     (folder / "images.csv").write_text("\n".join(["index,photograph", *rows, ""]))
@@ -124,6 +138,17 @@ def surroundings(folder: Path) -> None:
     np.save(folder / "coils.npy", numbers.random((2, 12, 12)) + 1j)
     np.save(folder / "kernel.npy", np.ones((3, 3)) / 9)
     _write_sweep(folder)
+
+
+def _supported(names: Sequence[str]) -> list[str]:
+    Image.init()
+    return [name for name in names if Image.EXTENSION.get(Path(name).suffix) in Image.SAVE]
+
+
+def _write_shaped_theta(folder: Path) -> None:
+    """A model whose parameters belong to images of one size."""
+    experiment = assemble(_recipe(data_term="weight-map", lower_solver="agd"), REGISTRY)
+    experiment.model(experiment.theta).save(folder / "shaped.safetensors")
 
 
 def _write_recorded(folder: Path, numbers: np.random.Generator) -> None:
@@ -154,6 +179,12 @@ def _sweep(folder: Path) -> Sweep:
 
 def read_recipe(folder: Path) -> None:
     _read_back(load_recipe(folder / "recipe.yaml", (), REGISTRY))
+
+
+def read_variants(folder: Path) -> None:
+    path = folder / "variants.yaml"
+    for name in [*recipe_variants(path)[:3], "short"]:
+        _read_back(load_recipe(path, [f"variant={name}"], REGISTRY))
 
 
 def read_overrides(folder: Path) -> None:
@@ -251,6 +282,11 @@ def read_theta(folder: Path) -> None:
     assemble(_recipe(init=str(folder / "run" / "theta.safetensors")), REGISTRY)
 
 
+def read_shaped_theta(folder: Path) -> None:
+    model = Model.load(folder / "shaped.safetensors", "cpu", REGISTRY)
+    model.solve(torch.full((3, 12, 12), 0.5), tol=0.5)
+
+
 def read_sweep(folder: Path) -> None:
     expand([folder / "sweep"])
     _sweep(folder)
@@ -274,7 +310,33 @@ def _recipe(**changes: Any) -> Recipe:
 def read_array(folder: Path) -> None:
     recipe = _recipe(data={"name": "array", "path": str(folder / "images.npy")}, evaluation=None)
     experiment = assemble(recipe, REGISTRY)
+    experiment.train.samples.batch(range(len(experiment.train)))
+
+
+def read_classes(folder: Path) -> None:
+    data = {
+        "name": "array",
+        "path": str(folder / "images.npy"),
+        "groups": "none",
+        "classes": str(folder / "classes.npy"),
+    }
+    term = {"name": "least-squares", "learned": True, "classes": 2}
+    experiment = assemble(_recipe(data=data, data_term=term, evaluation=None), REGISTRY)
     experiment.train.batch(range(len(experiment.train)))
+
+
+def read_table(folder: Path) -> None:
+    files = {"inputs": str(folder / "inputs.npy"), "targets": str(folder / "targets.npy")}
+    for name in ("ridge", "logistic-regression", "softmax-regression"):
+        settings = {
+            "problem": {"name": name, "data": files, "folds": 2},
+            "lower_solver": "lbfgs",
+            "sampler": "full",
+            "validation": {"metric": "loss"},
+            "device": "cpu",
+            "budget": {"steps": 1},
+        }
+        assemble(recipe_from_dict(settings, registry=REGISTRY), REGISTRY)
 
 
 def read_mask(folder: Path) -> None:
@@ -302,7 +364,7 @@ def _read_pairs(measured: str, masks: str) -> None:
         evaluation=None,
     )
     experiment = assemble(recipe, REGISTRY)
-    experiment.train.batch(range(len(experiment.train)))
+    experiment.train.samples.batch(range(len(experiment.train)))
 
 
 def read_recorded(folder: Path) -> None:
@@ -322,11 +384,13 @@ def read_kernel(folder: Path) -> None:
 
 
 def reader_of(name: str) -> Callable[[Path], None]:
+    suffix = ".png" if name in OTHER_PICTURES else Path(name).suffix
+
     def read(folder: Path) -> None:
         path = folder / "pictures" / name
         read_header(path)
         read_image(path, channels=3)
-        write_picture(folder / f"written{path.suffix}", read_picture(path))
+        write_picture(folder / f"written{suffix}", read_picture(path))
 
     return read
 
@@ -336,6 +400,9 @@ def formats() -> list[Format]:
     recipes = [path.read_bytes() for path in sorted((ROOT / "recipes").rglob("*.yaml"))]
     found = [
         Format("recipe", "recipe.yaml", read_recipe, to.of_yaml, PIECES, recipes, few=150),
+        Format(
+            "variants", "variants.yaml", read_variants, to.of_yaml, [*PIECES, b"variants", b"variant"], few=40
+        ),
         Format(
             "overrides",
             "overrides.txt",
@@ -398,8 +465,12 @@ def formats() -> list[Format]:
             share=2,
         ),
         Format("theta", "run/theta.safetensors", read_theta, to.of_safetensors, few=20),
+        Format("shaped theta", "shaped.safetensors", read_shaped_theta, to.of_safetensors, few=15, share=4),
         Format("sweep", "sweep/sweep.json", read_sweep, to.of_json, few=8, brief=read_sweep_briefly, share=2),
         Format("array", "images.npy", read_array, to.of_npy, few=30),
+        Format("classes", "classes.npy", read_classes, to.of_npy, few=10, share=4),
+        Format("table", "inputs.npy", read_table, to.of_npy, few=10, share=4),
+        Format("targets", "targets.npy", read_table, to.of_npy, few=10, share=4),
         Format("groups", "images.csv", read_array, to.of_csv, few=15),
         Format("mask", "mask.npy", read_mask, to.of_npy, few=15),
         Format("weights", "weights.npy", read_weights, to.of_npy, few=10, share=4),
@@ -427,4 +498,6 @@ def formats() -> list[Format]:
     meanings = {".png": to.of_png, ".tif": to.of_tiff, ".jpg": to.of_jpeg}
     for name in ("rgb.png", "deep.png", "rgb.tif", "deep.tif", "rgb.jpg"):
         found.append(Format(name, f"pictures/{name}", reader_of(name), meanings[Path(name).suffix], share=8))
+    for name in _supported(OTHER_PICTURES):
+        found.append(Format(name, f"pictures/{name}", reader_of(name), few=15, share=4))
     return found

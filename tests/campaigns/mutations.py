@@ -310,7 +310,19 @@ def of_hdf5(data: bytes, chance: random.Random) -> bytes:
         name = chance.choice(["low", "masks"])
         shape = chance.choice([root[name].shape, root[name].shape, *shapes])
         del root[name]
-        match chance.randrange(7):
+        match chance.randrange(8):
+            case 7:
+                root.create_dataset(
+                    name, (4, 12, 12), "u1", chunks=(1, 12, 12), compression=chance.choice(["gzip", "lzf"])
+                )
+                chunks = [
+                    b"",
+                    b"\x00a",
+                    zlib.compress(b"few"),
+                    zlib.compress(bytes(2**24)),
+                    chance.randbytes(144),
+                ]
+                root[name].id.write_direct_chunk((0, 0, 0), chance.choice(chunks), chance.choice([0, 1]))
             case 0:
                 root.create_group(name)
             case 1:

@@ -38,12 +38,22 @@ DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 METHODS: dict[str, dict[str, object]] = {
     "isgd": {"upper_optimizer": {"name": "isgd", "step": 5e-3, "tol": 0.1}, "sampler": {"size": 2}},
     "maid": {"upper_optimizer": {"name": "maid", "step": 1e-2, "tol": 2e-4}, "sampler": {"name": "full"}},
+    #: Solver and hypergradient keep rows of their own for each image.
+    "rows": {
+        "upper_optimizer": {"name": "isgd", "step": 5e-3, "tol": 0.1},
+        "sampler": {"size": 2},
+        "regularizer": {"name": "tv-nonsmooth"},
+        "lower_solver": "pdhg",
+        "hypergradient": "piggyback",
+        "strong_convexity": 0.1,
+    },
 }
 #: Method, ranks, and the oracle's calls in one of which the run is stopped; for MAID in the middle of a step.
 STOPPED: dict[str, tuple[str, int, range]] = {
     "isgd": ("isgd", 1, range(5, 20)),
     "maid": ("maid", 1, range(10, 11)),
     "maid-2-ranks": ("maid", 2, range(10, 11)),
+    "rows": ("rows", 1, range(5, 20)),
 }
 #: Left out of the archives: what nobody resumes from.
 _NOT_KEPT = ("report.html", "lock")

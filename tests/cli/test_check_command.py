@@ -56,6 +56,13 @@ def written(folder: Path, kind: str, body: str) -> Path:
     return file
 
 
+def test_overrides_mean_the_recipe_where_a_component_has_its_name(check: Callable[..., Told]) -> None:
+    code, _, said = check("mri", "operator.acceleration=0")
+    assert code == 3 and "operator.acceleration: expected a number of at least 1" in said
+    code, out, _ = check("mri", "--json")
+    assert code == 0 and [one["kind"] for one in json.loads(out)["components"][:1]] == ["operator"]
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
     (tmp_path / "small.yaml").write_text(SMALL)
@@ -182,10 +189,55 @@ def test_an_estimator_that_puts_right_things_together_wrongly(tmp_path: Path) ->
     assert "'mine' combines them wrongly" in found.verdict
 
 
-def test_bias_by_design_is_said_and_is_no_failure() -> None:
-    found = examined(None, SMALL, "hypergradient=one-step")
-    assert found.passed
-    assert "one-step is biased by design" in found.verdict
+def test_a_bias_is_followed_in_its_declared_limit() -> None:
+    found = examined(None, SMALL, "hypergradient=f2sa")
+    assert (found.passed, found.verified, found.source) == (True, True, None)
+    assert "f2sa is biased by design, here by up to" in found.verdict
+    assert "in the limit that it declares its error is" in found.verdict
+
+
+def test_a_limit_that_a_recipe_cannot_follow_is_not_verified(check: Callable[..., Told], recipe: str) -> None:
+    code, out, _ = check(recipe, "hypergradient=one-step")
+    assert code == 0
+    assert "? not verified: one-step is biased by design, here by up to" in out
+    assert "one of the problem, which the recipe fixes" in out
+
+
+BIASED = """exact = False
+    {limit}
+    def __init__(self, terms: int = 50) -> None: self.most = terms
+    def estimate(self, ask):
+        found = super().estimate(ask)
+        return replace(found, gradient={{n: {factor} * z for n, z in found.gradient.items()}})"""
+LIMIT = 'limit = BiasLimit({"terms": (10, 40, 160)})'
+
+
+@pytest.mark.parametrize(
+    ("limit", "factor", "expected", "sentence"),
+    [
+        (LIMIT, 1, (True, True, None), "in the limit that it declares its error is"),
+        (LIMIT, 3, (False, True, "estimator"), "does not vanish in the limit that it declares"),
+        ("", 3, (True, False, None), "not verified: mine is biased by design"),
+    ],
+    ids=["right", "three times too large", "no limit"],
+)
+def test_a_biased_estimator_is_right_wrong_or_not_verified(
+    tmp_path: Path, limit: str, factor: int, expected: tuple[bool, bool, str | None], sentence: str
+) -> None:
+    file = written(tmp_path, "hypergradient", BIASED.format(limit=limit, factor=factor))
+    overrides = ("hypergradient={name: mine, terms: 3}", "regularizer={name: tikhonov, weight: 1.0}")
+    found = examined(file, SMALL, *overrides)
+    assert (found.passed, found.verified, found.source) == expected, found.verdict
+    assert sentence in found.verdict
+
+
+def test_what_is_not_verified_is_shown(tmp_path: Path, check: Callable[..., Told]) -> None:
+    file = written(tmp_path, "hypergradient", BIASED.format(limit="", factor=1))
+    code, out, err = check("--plugin", str(file))
+    assert code == 0
+    assert "? hypergradient/mine" in out and ", 1 not verified" in out
+    assert "its bias vanishes in the declared limit: not verified: no tolerance makes z exact" in out
+    assert "1 of 1 components conform, 1 of them not verified" in err
 
 
 def test_too_few_steps_are_the_linear_systems() -> None:

@@ -21,8 +21,8 @@ from bltoolbox.cli.completion import (
     rejoin,
 )
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.recipe import shipped_recipes
 from bltoolbox.config.registry import load_registry
+from bltoolbox.config.shipped_recipes import shipped_recipes
 
 
 def context(**parameters: Any) -> typer.Context:

@@ -120,11 +120,12 @@ def test_list_json_and_kind(blt: Run) -> None:
     assert "did you mean 'sampler'?" in wrong.stderr
 
 
-def test_list_on_a_narrow_terminal_stays_within_it() -> None:
+@pytest.mark.parametrize("name", ["list", "recipes", "plugins"])
+def test_a_list_on_a_narrow_terminal_stays_within_it(name: str) -> None:
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
-    command = subprocess.Popen([*BLT, "list"], stdout=theirs, stderr=subprocess.DEVNULL, env=environment)
+    command = subprocess.Popen([*BLT, name], stdout=theirs, stderr=subprocess.DEVNULL, env=environment)
     os.close(theirs)
     # Read while it writes: a terminal holds a few kilobytes.
     text = b""
@@ -135,9 +136,10 @@ def test_list_on_a_narrow_terminal_stays_within_it() -> None:
         pass
     os.close(ours)
     assert command.wait(60) == 0
-    lines = text.decode().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    lines = re.sub(r"\x1b\[\dm", "", text.decode()).splitlines()
     assert len(lines) > 16
-    assert max(map(len, lines)) <= 80
+    # The path of a file is not broken, so that it can be copied.
+    assert max(len(line) for line in lines if not line.startswith("  /")) <= 80
 
 
 def test_show(here: Run, toy: str) -> None:
@@ -209,6 +211,11 @@ def test_help_lists_every_command_uncut_and_in_groups() -> None:
     for name, command in commands.items():
         summary = command.help.partition("\n")[0]
         assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE), f"{name} is cut"
+        page = CliRunner().invoke(app, [name, "--help"], prog_name="blt", env={"COLUMNS": "80"}).stdout
+        assert max(map(len, page.splitlines())) <= 80 and summary in page
+        usage = " ".join(page.partition("\n\n")[0].split())
+        arguments = [param.metavar for param in command.params if param.param_type_name == "argument"]
+        assert usage == " ".join(["Usage: blt", name, "[OPTIONS]", *arguments]), "as a user types it"
 
 
 def test_validate(here: Run, tmp_path: Path) -> None:

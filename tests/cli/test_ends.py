@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from bltoolbox.distributed import signals
 
 BLT = [sys.executable, "-m", "bltoolbox"]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -20,7 +23,13 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     """A command that has come to its first line: before it, signals are Python's own business."""
     process = subprocess.Popen(
-        [*BLT, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*BLT, *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A background job ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
@@ -70,6 +79,20 @@ def test_a_signal_at_any_moment_ends_quietly(
         time.sleep(tenth / 10)
         stopped += check_end(process, number)
     assert stopped > 1
+
+
+def test_a_signal_that_comes_with_the_handlers_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    install = signal.signal
+
+    def installed(number: int, handler: Callable[..., object]) -> object:
+        before = install(number, handler)
+        if number == signal.SIGTERM and callable(handler):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return before
+
+    monkeypatch.setattr(signals.signal, "signal", installed)
+    with signals.handled(), pytest.raises(signals.Interrupted), signals.allowed():
+        pass
 
 
 def shell(line: str, **options: object) -> subprocess.CompletedProcess[str]:

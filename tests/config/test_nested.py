@@ -15,8 +15,9 @@ from bltoolbox.bilevel.roles import Sampler
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.describe import Undescribable, describe
-from bltoolbox.config.recipe import Budget, Recipe, parse_recipe
+from bltoolbox.config.recipe import Recipe, parse_recipe
 from bltoolbox.config.registry import Registry, load_registry
+from bltoolbox.config.sections import Budget
 from bltoolbox.errors import RecipeError
 from bltoolbox.restoration.roles import Regularizer
 from bltoolbox.training.assemble import assemble

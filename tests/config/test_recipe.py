@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 
 from bltoolbox.config.block import Block
 from bltoolbox.config.reading import RECIPE
-from bltoolbox.config.recipe import (
-    Budget,
-    Recipe,
-    Validation,
-    load_recipe,
-    parse_recipe,
-    recipe_from_dict,
-    shipped_recipes,
-)
+from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
 from bltoolbox.config.registry import Registry, load_registry
+from bltoolbox.config.sections import Budget, Validation
+from bltoolbox.config.shipped_recipes import shipped_recipes
 from bltoolbox.config.yaml_text import Spot, dump, dump_inline, parse, scalar
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
 
@@ -48,7 +42,7 @@ def test_defaults_are_written_out() -> None:
     assert recipe.regularizer.options["filters"] == 4
     assert "kernel_size" in recipe.regularizer.options
     assert recipe.budget == Budget(steps=2)
-    assert recipe.validation == Validation()
+    assert recipe.validation == Validation(metric="psnr")
     assert recipe.noise == Block("noise", "gaussian", {"level": 25 / 255})
     assert recipe.evaluation is None
 
@@ -215,7 +209,7 @@ def test_files_that_cannot_be_recipes(tmp_path: Path) -> None:
 
 def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = {"denoise": tmp_path / "denoise.yaml", "paper/one": tmp_path / "paper" / "one.yaml"}
-    monkeypatch.setattr("bltoolbox.config.recipe.shipped_recipes", lambda: shipped)
+    monkeypatch.setattr("bltoolbox.config.shipped_recipes.shipped_recipes", lambda: shipped)
     for path in shipped.values():
         path.parent.mkdir(exist_ok=True)
         path.write_text(SMALL)
@@ -254,7 +248,7 @@ def test_every_shipped_recipe_is_valid(registry: Registry) -> None:
         (["budget.seconds=5", "budget={steps: 9}"], {"budget": Budget(steps=9, seconds=5.0)}),
         (["init="], {"init": None}),
         (["init=a=b"], {"init": "a=b"}),
-        (["validation.count=0"], {"validation": Validation(count=0)}),
+        (["validation.count=0"], {"validation": Validation(count=0, metric="psnr")}),
     ],
 )
 def test_overrides(overrides: list[str], wanted: dict[str, Any], registry: Registry) -> None:
@@ -333,12 +327,12 @@ def test_python_use(registry: Registry) -> None:
 
 def test_problems_found_later_have_a_place(registry: Registry) -> None:
     recipe = parse_recipe(SMALL, "r.yaml", ["sampler.size=8"], registry)
-    assert recipe.problem("regularizer.filters", "too many") == Problem(
+    assert recipe.problem_at("regularizer.filters", "too many") == Problem(
         "regularizer.filters: too many", "r.yaml", 2, 35
     )
-    assert recipe.problem("sampler.size", "too large").file == "<override>"
-    assert recipe.problem("operator.nothing", "odd").line == 1
-    assert recipe_from_dict(recipe.to_dict(), registry=registry).problem("seed", "odd").file == "<recipe>"
+    assert recipe.problem_at("sampler.size", "too large").file == "<override>"
+    assert recipe.problem_at("operator.nothing", "odd").line == 1
+    assert recipe_from_dict(recipe.to_dict(), registry=registry).problem_at("seed", "odd").file == "<recipe>"
 
 
 def test_a_component_that_cannot_be_imported_is_no_fault_of_the_recipe(

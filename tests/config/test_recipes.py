@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bltoolbox import load_recipe, run
-from bltoolbox.config.recipe import Recipe, shipped_recipes
+from bltoolbox.config.recipe import Recipe
+from bltoolbox.config.shipped_recipes import shipped_recipes
 
 # The images are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)
@@ -30,6 +31,8 @@ def small(path: Path) -> Recipe:
         "device=cpu",
     ]
     recipe = load_recipe(path)
+    if not recipe.of_images:
+        return load_recipe(path, ["validation.checks=1", "budget={steps: 2}", "device=cpu"])
     if recipe.evaluation is not None:
         overrides.append("evaluation={name: dead-leaves, count: 1, size: 24, seed: 1}")
     if recipe.operator.name == "ct":  # it is for images of one size

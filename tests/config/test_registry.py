@@ -157,7 +157,9 @@ def test_one_name_of_two_kinds_has_to_be_qualified(install: Install) -> None:
 def test_blt_plugins_restricts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLT_PLUGINS", "samplers, operatros")
     registry = load_registry()
-    assert {one.kind for one in registry.components()} == {"sampler"}
+    # The problem of recipes that name none is part of the toolbox itself.
+    assert {one.kind for one in registry.components()} == {"problem", "sampler"}
+    assert [one.name for one in registry.components("problem")] == ["variational"]
     assert plugin("lower_solvers").status == "off"
     assert "did you mean 'operators'" in plugin("operatros").reason
 

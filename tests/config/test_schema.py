@@ -19,9 +19,10 @@ from test_signatures import SIGNATURE
 
 from bltoolbox.config import schema as schema_module
 from bltoolbox.config.describe import describe
-from bltoolbox.config.recipe import Recipe, parse_recipe, recipe_from_dict, shipped_recipes
+from bltoolbox.config.recipe import Recipe, parse_recipe, recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.schema import SCHEMA_FILE, dump_schema, recipe_schema
+from bltoolbox.config.shipped_recipes import shipped_recipes
 from bltoolbox.config.signatures import Parameter, Type
 from bltoolbox.config.validation import Checker
 from bltoolbox.config.yaml_text import Spot, parse
@@ -196,7 +197,8 @@ def agree(verdict: bool, schema: Draft202012Validator, value: Any) -> None:
         assert schema.is_valid(value) == verdict, value
 
 
-SETTINGS = {parameter.name: parameter for parameter in describe(Recipe).parameters}
+#: Without the problem, which decides whether the sections for images are required or refused.
+SETTINGS = {one.name: one for one in describe(Recipe).parameters if one.name != "problem"}
 VALUES = {name: values(one.type) for name, one in SETTINGS.items()}
 
 
@@ -213,6 +215,36 @@ def test_schema_and_validator_agree_on_variations_of_a_recipe(names: list[str], 
             recipe_from_dict(recipe, registry=REGISTRY)
         except RecipeError as error:
             assert any(f"; {word} " in str(error) for word in ("use", "choose", "add", "give", "remove"))
+
+
+PROBLEM = {"problem": "ridge", "budget": {"steps": 2}}
+IMAGES = {"data": "dead-leaves", "regularizer": "tv", "budget": {"steps": 2}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "verdict"),
+    [
+        (PROBLEM, True),
+        ({"budget": {"steps": 2}}, False),
+        (PROBLEM | {"problem": {"name": "few-shot", "tasks": 3}}, True),
+        (PROBLEM | {"problem": {"name": "few-shot", "tasks": 0}}, False),
+        (PROBLEM | {"data": "dead-leaves"}, False),
+        (PROBLEM | {"noise": 0.1}, False),
+        (PROBLEM | {"color": "gray"}, False),
+        (PROBLEM | {"problem": "variational"}, False),
+        (IMAGES, True),
+        (IMAGES | {"problem": "variational"}, True),
+        (IMAGES | {"problem": {"name": "variational"}}, True),
+        (IMAGES | {"problem": "ridge"}, False),
+    ],
+)
+def test_they_agree_on_problems(recipe: dict[str, Any], verdict: bool) -> None:
+    assert VALIDATOR.is_valid(recipe) == verdict
+    if verdict:
+        recipe_from_dict(recipe, registry=REGISTRY)
+    else:
+        with pytest.raises(RecipeError):
+            recipe_from_dict(recipe, registry=REGISTRY)
 
 
 @pytest.mark.parametrize("parameter", SIGNATURE.parameters, ids=lambda parameter: parameter.name)

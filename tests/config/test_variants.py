@@ -69,6 +69,16 @@ def test_what_is_not_a_mapping_of_settings_is_refused(section: str) -> None:
     assert "variants: expected names with settings" in problems("variant=a", text=text)
 
 
+@pytest.mark.parametrize(
+    "name", ["1", "'1'", "true", "1e3", "''", "' a '", "'[x]'", "'a: b'", '"a\\nb"', '"\\e[31m"']
+)
+def test_a_name_that_cannot_be_chosen_is_refused(name: str) -> None:
+    text = f"variant: '1'\n{TEXT}  {name}: {{seed: 1}}\n"
+    for overrides in ([], ["variant=short"]):
+        told = problems(*overrides, text=text)
+        assert "is not a name that variant=NAME can choose" in told and told.isprintable()
+
+
 def test_a_variant_has_no_variants() -> None:
     text = TEXT.replace("upper_optimizer.step: 1e-4", "variant: all")
     assert "a variant sets keys of a recipe, not 'variant'" in problems("variant=short", text=text)

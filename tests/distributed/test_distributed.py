@@ -219,17 +219,22 @@ class TestTheSameResult:
             theta = assemble(recipe("isgd")).theta
             batch = oracle.on(Batch(ids, [2.0] * len(ids)))
             batch.hypergradient(theta, Accuracy(0.1), Accuracy(0.1))
-            value = batch.value({name: one + 0.01 for name, one in theta.items()}, Accuracy(0.01))
+            moved = {name: one + 0.01 for name, one in theta.items()}
+            value = batch.value(moved, Accuracy(0.01))
+            again = batch.value(moved, Accuracy(0.01), towards=value)
+            half = batch.value(moved, Accuracy(1e3), towards=value, fraction=0.5)
             batch.accept(value)
             held = {
                 i: oracle.solutions.lend([i], torch.empty(0, 3, 12, 12, dtype=torch.float64)) for i in ids
             }
             rows = {i: row.flatten().tolist() for i, (known, row) in held.items() if oracle.solutions.owns(i)}
-            return [value.value, value.lower, value.upper, rows]
+            return [value.value, value.lower, value.upper, rows, again.iterations, half.value]
 
         (expected,) = [work(ALONE)]
         found = on_ranks(tmp_path, 2, work)
         assert found[0][:3] == found[1][:3] == pytest.approx(expected[:3], rel=1e-12)
+        assert found[0][4] == found[1][4] == expected[4] == 0, "guests start where home says"
+        assert found[0][5] == found[1][5] == pytest.approx(expected[5], rel=1e-12) != expected[0]
         assert set(found[0][3]) == {"0", "2", "4"} and set(found[1][3]) == {"3"}
         for part in found:
             for i, row in part[3].items():

@@ -440,7 +440,7 @@ def test_pictures_show_what_a_cost_buys(trained: Path, here: Call, tmp_path: Pat
     experiment = assemble(load_recipe(trained / "resolved.yaml"))
     model = Model.load(history.theta_file(last), "cpu")
     assert experiment.evaluation is not None
-    found = evaluate(model.problem, model.theta, experiment.evaluation, model.solver, tol=1e-2)
+    found = evaluate(model.problem, model.theta, experiment.evaluation.samples, model.solver, tol=1e-2)
     assert row["pictures"][2]["psnr"] == pytest.approx(found.after["psnr"][0], abs=1e-4)
     assert row["psnr_measured"] == pytest.approx(found.before["psnr"][0], abs=1e-4)
     again = here(str(trained), "--at", "0", "-o", "other.pdf", "--image", "1", "--json")

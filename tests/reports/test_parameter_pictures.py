@@ -14,10 +14,12 @@ from PIL import Image
 
 from blt_builtins.data_terms.sampled import SampledLeastSquares, binary_pattern
 from blt_builtins.operators.blur import Blur
+from blt_builtins.regularizers.weighted import Weighted
 from bltoolbox import Model, run
+from bltoolbox.config.names import FOLDERS, PICTURES
 from bltoolbox.reports.html.pictures import show_learned
 from bltoolbox.restoration.shipped import find_model
-from bltoolbox.restoration.shown_parameters import ParameterPictures, shown_parameters
+from bltoolbox.restoration.shown_parameters import ParameterPictures, shown_filters, shown_parameters
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,19 @@ def test_a_sampling_pattern(model: Model) -> None:
         np.testing.assert_allclose(pixels, expected, atol=0.5 / 255)
 
 
+def test_a_map_of_a_regularizer_is_not_a_filter(model: Model) -> None:
+    weighted = Weighted(model.problem.regularizer, grid=2)
+    own = {f"regularizer.base.{name.partition('.')[2]}": value for name, value in model.theta.items()}
+    theta = own | {"regularizer.log_map": torch.tensor([[0.0, 1.0], [2.0, 3.0]])}
+    mapped = replace(model, problem=replace(model.problem, regularizer=weighted), theta=theta)
+    learned = show_learned(mapped)
+    assert [one.caption for one in learned.maps] == [Weighted.caption] and not learned.filters
+    (found,) = shown_parameters(mapped.problem, mapped.prepared)
+    torch.testing.assert_close(found.values[0, 0], theta["regularizer.log_map"].double().exp())
+    assert shown_filters(mapped.problem, mapped.prepared) is None
+    assert shown_filters(model.problem, model.prepared) is not None
+
+
 def test_negative_values_are_darker_than_zero() -> None:
     found = ParameterPictures("operator", "Map", torch.tensor([[[[-1.0, 0, 3]]]]))
     assert found.shades.flatten().tolist() == [0, 0.25, 1]
@@ -76,4 +91,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
             out=tmp_path / "run",
         )
     assert (tmp_path / "run" / "images" / "maps.png").is_file()
-    assert '"caption":"Kernel"' in (tmp_path / "run" / "report.html").read_text()
+    assert FOLDERS[PICTURES].fullmatch("maps.png"), "so that --overwrite replaces it"
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert '"caption":"Kernel"' in page
+    assert "of foe and 9 of blur" in page, "the parameters are counted by component"

@@ -12,6 +12,7 @@ from blt_builtins.data_terms.huber import Huber
 from blt_builtins.data_terms.least_squares import LeastSquares
 from blt_builtins.data_terms.poisson import Poisson
 from blt_builtins.data_terms.student_t import StudentT
+from blt_builtins.data_terms.transmission import Transmission
 from blt_builtins.hypergradients.cg_ift import CGIFT
 from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.lbfgs import LBFGS
@@ -22,6 +23,7 @@ from blt_builtins.noises.poisson import PoissonNoise
 from blt_builtins.noises.poisson_gaussian import PoissonGaussian
 from blt_builtins.noises.salt_and_pepper import SaltAndPepper
 from blt_builtins.noises.speckle import Speckle
+from blt_builtins.noises.transmission import TransmissionNoise
 from blt_builtins.noises.uniform import Uniform
 from blt_builtins.operators.blur import Blur
 from blt_builtins.operators.ct import CT
@@ -38,8 +40,10 @@ from bltoolbox.bilevel.records import Accuracy, Ask, Counter
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import BltError
 from bltoolbox.plugin import DataTerm, Lower, LowerSolver, Noise, Operator, Theta, Upper, UpperLoss
+from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import ImageLower, Variational, VariationalTasks, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import Variational, VariationalTasks
 from bltoolbox.testing import Images, smooth_images
 
 SIDE = 12
@@ -69,6 +73,7 @@ TERMS: dict[str, DataTerm] = {
     "huber": Huber(delta=0.1),
     "poisson": Poisson(peak=50.0, background=0.2),
     "student-t": StudentT(kappa=1.0),
+    "transmission": Transmission(attenuation=2.0),
     "learned weight": Weighted(),
 }
 NOISES: dict[str, Noise] = {
@@ -78,6 +83,7 @@ NOISES: dict[str, Noise] = {
     "speckle": Speckle(50.0),
     "poisson": PoissonNoise(peak=50.0, background=0.2),
     "poisson-gaussian": PoissonGaussian(peak=50.0, background=0.2),
+    "transmission": TransmissionNoise(photons=500.0, attenuation=2.0),
 }
 #: The noise that each data term is meant for.
 FITTING = {
@@ -85,6 +91,7 @@ FITTING = {
     "huber": "salt-and-pepper",
     "student-t": "salt-and-pepper",
     "poisson": "poisson",
+    "transmission": "transmission",
     "learned weight": "gaussian",
 }
 OTHERS = [("least-squares", name) for name in ("uniform", "poisson-gaussian", "speckle")]
@@ -202,7 +209,7 @@ def test_a_single_outlier_pulls_less_and_less() -> None:
     force = {
         name: term.gradient({}, t, y)[0, 0, 0]
         for name, term in TERMS.items()
-        if name not in ("poisson", "learned weight")
+        if name not in ("poisson", "transmission", "learned weight")
     }
     torch.testing.assert_close(force["least-squares"], t[0, 0, 0])
     assert float(force["huber"].max()) <= 1

@@ -17,6 +17,7 @@ from blt_builtins.data_terms.huber import Huber
 from blt_builtins.data_terms.least_squares import LeastSquares
 from blt_builtins.data_terms.poisson import Poisson
 from blt_builtins.data_terms.student_t import StudentT
+from blt_builtins.data_terms.transmission import Transmission
 from blt_builtins.hypergradients.cg_ift import CGIFT
 from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.mm import MemoryGradient
@@ -33,11 +34,14 @@ from bltoolbox.bilevel.records import Accuracy, Ask
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.plugin import DataTerm, LowerSolver, UpperLoss
+from bltoolbox.restoration.image_lower import ImageLower
+from bltoolbox.restoration.image_upper import BoundOperator
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import Sample
+from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.tiles import Restorer
-from bltoolbox.restoration.variational import BoundOperator, Constraint, ImageLower, Variational, join
+from bltoolbox.restoration.variational import Constraint, Variational
 from bltoolbox.testing import smooth_images
 from bltoolbox.training.assemble import assemble
 
@@ -47,6 +51,7 @@ TERMS: dict[str, DataTerm] = {
     "huber": Huber(delta=0.1),
     "poisson": Poisson(peak=5.0, background=0.5),
     "student-t": StudentT(kappa=1.0),
+    "transmission": Transmission(attenuation=2.0),
 }
 #: The noise that each is meant for, as recipes write it.
 NOISES: dict[str, Any] = {
@@ -54,6 +59,7 @@ NOISES: dict[str, Any] = {
     "huber": {"name": "salt-and-pepper", "fraction": 0.05},
     "poisson": {"name": "poisson", "peak": 50.0, "background": 0.2},
     "student-t": {"name": "salt-and-pepper", "fraction": 0.05},
+    "transmission": {"name": "transmission", "photons": 500.0, "attenuation": 2.0},
 }
 
 
@@ -187,7 +193,7 @@ def test_certified_bounds_hold_where_there_are_any(term: str, loss: str) -> None
     assert 1e-8 < error <= float(omega) < 1e8
 
 
-@pytest.mark.parametrize("term", ["huber", "poisson", "student-t"])
+@pytest.mark.parametrize("term", ["huber", "poisson", "student-t", "transmission"])
 def test_nothing_is_certified_where_no_strong_convexity_is_known(term: str) -> None:
     lower = lower_level(TERMS[term], strong_convexity=0.0)
     assert not bool((lower.mu > 0).any())
@@ -202,7 +208,9 @@ def test_nothing_is_certified_where_no_strong_convexity_is_known(term: str) -> N
 
 def model_of(term: str, **changes: Any) -> Model:
     counts = term == "poisson"
-    settings = {"peak": 50.0, "background": 0.2} if counts else {}
+    settings = {"poisson": {"peak": 50.0, "background": 0.2}, "transmission": {"attenuation": 2.0}}.get(
+        term, {}
+    )
     return toy_model(
         **{
             "data_term": {"name": term, **settings},
@@ -244,10 +252,9 @@ def test_another_noise_level(term: str) -> None:
         np.testing.assert_allclose(Restorer(model, tol=1e-8).run(image, 0.05)[0], other, atol=1e-6)
         return
     assert report.noise is None
-    named = "poisson" if term == "poisson" else "salt-and-pepper"
     for noise in (0.05, "auto"):
         with pytest.raises(
-            BltError, match=f"trained with noise '{named}', which has no known level; omit the"
+            BltError, match=f"trained with noise '{NOISES[term]['name']}', which has no known level; omit the"
         ):
             Restorer(model).run(image, noise)
     if term == "poisson":

@@ -26,7 +26,8 @@ from bltoolbox.restoration.metrics import METRICS, Range
 from bltoolbox.restoration.model import encode, read_range, read_theta
 from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import Gain, smooth_images, variational
 
 COUNTS: Range = (0.0, 4095.0)

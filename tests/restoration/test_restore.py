@@ -340,13 +340,13 @@ def test_a_model_that_enlarges(colour: Model) -> None:
         model.restore(np.concatenate([y, y[..., :1]], axis=2))
 
 
-def strong(operator: dict[str, Any]) -> Model:
+def strong(operator: dict[str, Any], color: str = "gray") -> Model:
     """A model whose minimisers are unique, whatever the operator does not see; so accurate that only cuts count."""
     return toy_model(
         operator=operator,
         strong_convexity=5e-2,
         noise=5 / 255,
-        color="gray",
+        color=color,
         dtype="float64",
         lower_solver="agd",
         regularizer={"name": "foe", "filters": 4, "kernel_size": 3, "weight": 1e-2, "nu": 0.1},
@@ -375,8 +375,8 @@ def test_enlarging_in_tiles_is_enlarging_the_whole(operator: dict[str, Any], sca
     assert report.seam < 1e-4
 
 
-@pytest.mark.parametrize("mask", ["random", "file"])
-def test_inpainting_in_tiles_is_inpainting_the_whole(mask: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mask", "color"), [("random", "gray"), ("file", "gray"), ("file", "rgb")])
+def test_inpainting_in_tiles_is_inpainting_the_whole(mask: str, color: str, tmp_path: Path) -> None:
     """Each tile has its own part of the mask."""
     operator: dict[str, Any] = {"name": "inpainting", "missing": 0.4}
     if mask == "file":
@@ -384,8 +384,8 @@ def test_inpainting_in_tiles_is_inpainting_the_whole(mask: str, tmp_path: Path) 
         known[30:44, 60:330] = False  # a scratch across several tiles
         np.save(tmp_path / "mask.npy", known)
         operator = {"name": "inpainting", "mask": str(tmp_path / "mask.npy")}
-    model = strong(operator)
-    y = noisy_picture(100, 420, 1, sigma=5 / 255)
+    model = strong(operator, color)
+    y = noisy_picture(100, 420, model.channels, sigma=5 / 255)
     whole, _ = Restorer(model, tol=TIGHT).run(y)
     tiled, report = Restorer(model, tol=TIGHT, tile=96).run(y)
     assert report.tiles > 2 and report.overlap == influence.MOST

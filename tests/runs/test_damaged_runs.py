@@ -383,10 +383,13 @@ def readers(damage: str) -> list[str]:
         return ["compare --at", "evaluate", "apply", "report"]
     if damage.startswith("images"):
         return ["watch --json", "report"]
-    # Drawing takes longer than all the rest; only numbers that can be read come so far.
-    drawn = damage.startswith(("metrics ", "checks ", "timings ", "status "))
-    compare = "compare" if drawn else "compare --json"
+    compare = "compare" if reaches_a_figure(damage) else "compare --json"
     return ["resume", "resume, more", "watch --json", "report", compare, "sweep"]
+
+
+def reaches_a_figure(damage: str) -> bool:
+    """Drawing takes longer than all the rest; only numbers that can be read come so far."""
+    return damage.startswith(("metrics ", "checks ", "timings ", "status "))
 
 
 def complaints(
@@ -404,8 +407,17 @@ def complaints(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_a_sentence(damage: str, copied: Copy, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_a_sentence(
+    damage: str, copied: Copy, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not reaches_a_figure(damage):
+        monkeypatch.setattr("bltoolbox.reports.compare.figures.save_figure", save_nothing)
     assert not complaints(damage, readers(damage), copied, capfd)
+
+
+def save_nothing(figure: Any, path: Path) -> None:
+    """In place of drawing a figure whose numbers are not damaged."""
+    path.touch()
 
 
 @pytest.mark.slow

@@ -120,6 +120,7 @@ class Plain(UpperOptimizer):
 NEUMANN = '''
 class Series(HypergradientEstimator):
     """A Neumann series, as long as it takes."""
+    most = 2000
     def keeps(self, lower, upper):
         return {"adjoint": lower.mu.new_empty((0, *lower.shape))}
     def estimate(self, ask):
@@ -127,7 +128,7 @@ class Series(HypergradientEstimator):
         system, rhs = lower.linearize(x), ask.upper.gradient(x)
         q = ask.memory.get("adjoint", torch.zeros_like(rhs))
         count = torch.zeros_like(tol, dtype=torch.long)
-        for _ in range(2000):
+        for _ in range(self.most):
             r = rhs - system.hvp(q)
             running = norm(r) > tol
             if not bool(running.any()):
@@ -279,8 +280,66 @@ class Waves(Noise):
     def variance(self, t): return torch.full_like(t, self.level**2)
 '''
 
+FITS = '''
+@dataclass(frozen=True)
+class FitLower(Lower):
+    """h = 1/n Σ_k ½(⟨a_k, x⟩ − b_k)² + ½e^θ‖x‖², one block for each row."""
+    ids: Tensor
+    theta: dict
+    counter: Counter
+    a: Tensor
+    b: Tensor
+    bounded = True
+    @property
+    def spectrum(self): return torch.linalg.eigvalsh(self.a.mT @ self.a / self.a.shape[1]).clamp_min(0)
+    @property
+    def mu(self): return self.spectrum[:, 0] * (1 - 1e-6) + self.theta["log_weight"].detach().exp()
+    @property
+    def lipschitz(self): return self.spectrum[:, -1] * (1 + 1e-6) + self.theta["log_weight"].detach().exp()
+    def start(self): return torch.zeros_like(self.a[:, 0])
+    def energy(self, x):
+        misfit = (self.a @ x.unsqueeze(-1)).squeeze(-1) - self.b
+        return 0.5 * misfit.square().mean(1) + 0.5 * self.theta["log_weight"].exp() * x.square().sum(1)
+    def take(self, index): return replace(self, ids=self.ids[index], a=self.a[index], b=self.b[index])
+    @property
+    def blocks(self): return self.a.shape[1]
+    def block(self, j):
+        rows = torch.arange(len(self.a))
+        return replace(self, a=self.a[rows, j].unsqueeze(1), b=self.b[rows, j].unsqueeze(1))
+
+@dataclass(frozen=True)
+class FitUpper(Upper):
+    """g = ½‖x − t‖² + ½θ²"""
+    theta: dict
+    target: Tensor
+    lipschitz = 1.0
+    infimum = 0.0
+    def value(self, x):
+        return 0.5 * (x - self.target).double().square().sum(1) + 0.5 * self.theta["log_weight"].double().square()
+    def theta_gradient(self, x, weights): return {"log_weight": weights.sum() * self.theta["log_weight"]}
+    def take(self, index): return replace(self, target=self.target[index])
+
+class Fits(Problem):
+    """Small fits."""
+    metrics = {"mse": Metric("mse", "MSE", higher=False)}
+    lower, upper = FitLower, FitUpper
+    def init_params(self, generator):
+        return {"log_weight": torch.full((), -0.3, dtype=torch.float64)}
+    def draw(self, split):
+        generator = keyed_generator("fits", split)
+        return torch.randn(4, 5, 4, dtype=torch.float64, generator=generator)
+    def tasks(self, split, like):
+        drawn = self.draw(split).to(like)
+        rows = {"a": drawn[..., :3], "b": drawn[..., 3], "target": drawn[:, 0, :3]}
+        return TensorTasks(rows, self.bind, (3,), {"mse": self.mse})
+    def bind(self, ids, theta, counter, rows):
+        return self.lower(ids, theta, counter, rows["a"], rows["b"]), self.upper(theta, rows["target"])
+    def mse(self, rows, x): return (x - rows["target"]).square().mean(1)
+'''
+
 #: By kind; a second example of a kind has a word after it.
 BASES = {
+    "problem": ("Fits", FITS),
     "data_term": ("Soft", SOFT),
     "data_term squares": ("Squares", SQUARES),
     "upper_loss": ("Robust", ROBUST),
@@ -300,6 +359,129 @@ BASES = {
 
 #: Kind, what the subclass does wrong, the property that must fail, and a part of the sentence.
 WRONG = {
+    "problem that begins at random": (
+        "problem",
+        "def init_params(self, generator): return {'log_weight': torch.rand((), dtype=torch.float64)}",
+        "begins with the same finite parameters every time",
+        "draw only from the given generator",
+    ),
+    "problem whose projection moves admissible parameters": (
+        "problem",
+        "def project(self, theta): return {name: 0.9 * value for name, value in theta.items()}",
+        "projects onto admissible parameters",
+        "a projection does not move what is already admissible",
+    ),
+    "problem of one dtype": (
+        "problem",
+        "def tasks(self, split, like): return super().tasks(split, like.double())",
+        "has tasks of the requested dtype, with an x of their shape",
+        "convert to the dtype of `like`",
+    ),
+    "problem with a loss in float32": (
+        "problem",
+        "class upper(FitUpper):\n        def value(self, x): return super().value(x).to(x.dtype)",
+        "has tasks of the requested dtype, with an x of their shape",
+        "convert with .double() before the sum",
+    ),
+    "problem with other tasks each time": (
+        "problem",
+        "def draw(self, split): return torch.randn(4, 5, 4, dtype=torch.float64)",
+        "draws the same tasks whenever it is asked",
+        "differs between two objects with the same options",
+    ),
+    "problem that counts its calls": (
+        "problem",
+        "calls = 0\n"
+        "    def tasks(self, split, like):\n"
+        "        self.calls += 1\n"
+        "        return super().tasks(split, like)\n"
+        "    def draw(self, split): return super().draw(split) * self.calls",
+        "keeps no state between calls",
+        "whatever evolves must be returned",
+    ),
+    "problem whose energy is a mean over the batch": (
+        "problem",
+        "class lower(FitLower):\n        def energy(self, x): return super().energy(x) / len(x)",
+        "treats each task for itself",
+        "sums and means must not run over the first dimension",
+    ),
+    "problem whose take forgets the loss": (
+        "problem",
+        "class upper(FitUpper):\n        def take(self, index): return replace(self, target=self.target[: len(index)])",
+        "treats each task for itself",
+        "by take() differs",
+    ),
+    "problem with a wrong gradient": (
+        "problem",
+        "class lower(FitLower):\n        def gradient(self, x): return 2 * super().gradient(x)",
+        "has the derivatives in x of both levels",
+        "gradient() of the lower level along a random direction",
+    ),
+    "problem with a wrong gradient of its loss": (
+        "problem",
+        "class upper(FitUpper):\n        def gradient(self, x): return x - self.target + 1",
+        "has the derivatives in x of both levels",
+        "gradient() of the loss along a random direction",
+    ),
+    "problem with a wrong mixed derivative": (
+        "problem",
+        "class lower(FitLower):\n        def pairing(self, theta, x, q): return 3 * super().pairing(theta, x, q)",
+        "has the derivatives in θ of both levels",
+        "mixed()",
+    ),
+    "problem whose loss forgets θ": (
+        "problem",
+        "class upper(FitUpper):\n        def theta_gradient(self, x, weights): return {}",
+        "has the derivatives in θ of both levels",
+        "theta_gradient() of the loss",
+    ),
+    "problem that claims too much convexity": (
+        "problem",
+        "class lower(FitLower):\n        @property\n        def mu(self): return self.lipschitz",
+        "has valid bounds of its curvature",
+        "it must be a lower bound at every x",
+    ),
+    "problem with a small Lipschitz constant": (
+        "problem",
+        "class lower(FitLower):\n        @property\n        def lipschitz(self): return super().mu",
+        "has valid bounds of its curvature",
+        "it must be an upper bound at every x",
+    ),
+    "problem with a loss steeper than it says": (
+        "problem",
+        "class upper(FitUpper):\n        lipschitz = 0.5",
+        "has valid bounds of its curvature",
+        "lipschitz of the loss is 0.5",
+    ),
+    "problem whose blocks add up": (
+        "problem",
+        "class lower(FitLower):\n"
+        "        def block(self, j):\n"
+        "            part = super().block(j)\n"
+        "            return replace(part, a=part.a / self.blocks**0.5, b=part.b / self.blocks**0.5)",
+        "is the mean of its blocks",
+        "the mean over all blocks, not their sum",
+    ),
+    "problem with one metric for all tasks": (
+        "problem",
+        "def mse(self, rows, x): return (x - rows['target']).square().mean().expand(len(x))",
+        "measures its metrics of each task",
+        "of a task alone differs from its value in a batch",
+    ),
+    "problem with a metric of another name": (
+        "problem",
+        "metrics = {'error': Metric('mse', 'MSE')}",
+        "measures its metrics of each task",
+        "must be a Metric with the name 'error'",
+    ),
+    "problem whose energy does not see all of θ": (
+        "problem",
+        "def bind(self, ids, theta, counter, rows):\n"
+        "        lower, upper = super().bind(ids, theta, counter, rows)\n"
+        "        return replace(lower, b=rows['b'] * theta['log_weight'].detach()), upper",
+        "has hypergradients that agree with differences of f",
+        "by central differences",
+    ),
     "gradient with a wrong factor": (
         "regularizer",
         "def gradient(self, theta, x): return 2 * super().gradient(theta, x)",
@@ -581,6 +763,12 @@ WRONG = {
         "same input, same result",
         "example_contexts must return a list of mappings",
     ),
+    "operator that reads what no example has": (
+        "operator window",
+        "def example_contexts(self, shape, count): return [{}]",
+        "its example contexts have what it reads",
+        "it reads 'mask' from the context, which its example contexts do not have; implement example_contexts",
+    ),
     "hypergradient of the wrong sign": (
         "hypergradient",
         "def estimate(self, ask):\n"
@@ -611,6 +799,71 @@ WRONG = {
         " return super().estimate(replace(ask, effort=Accuracy(max(ask.effort.tol, 0.1))))",
         "the error shrinks with the tolerance",
         "asked for a residual of 0.001, it stops at",
+    ),
+    "hypergradient that is three times too large": (
+        "hypergradient",
+        "def estimate(self, ask):\n"
+        "        found = super().estimate(ask)\n"
+        "        return replace(found, gradient={n: 3 * z for n, z in found.gradient.items()})",
+        "equals the closed form",
+        "z of a quadratic problem",
+    ),
+    "biased hypergradient that is three times too large in its limit": (
+        "hypergradient",
+        "exact = False\n"
+        "    limit = BiasLimit({'terms': (5, 20, 80)})\n"
+        "    def __init__(self, terms: int = 50) -> None: self.most = terms\n"
+        "    def estimate(self, ask):\n"
+        "        found = super().estimate(ask)\n"
+        "        return replace(found, gradient={n: 3 * z for n, z in found.gradient.items()})",
+        "its bias vanishes in the declared limit",
+        "the limit is declared in `limit` of the class",
+    ),
+    "biased hypergradient that ignores the weights": (
+        "hypergradient",
+        "exact = False\n"
+        "    def estimate(self, ask): return super().estimate(replace(ask, weights=torch.ones_like(ask.weights)))",
+        "z is linear in the weights",
+        "z = Σ weights_i z_i",
+    ),
+    "hypergradient whose linear system has the weights": (
+        "hypergradient",
+        "def estimate(self, ask):\n"
+        "        return super().estimate(replace(ask, weights=ask.weights.square() / ask.weights.sum()))",
+        "z is linear in the weights",
+        "the weights scale each z_i",
+    ),
+    "hypergradient with its adjoint in self": (
+        "hypergradient",
+        "last = None\n"
+        "    def keeps(self, lower, upper): return {}\n"
+        "    def estimate(self, ask):\n"
+        "        start = self.last if self.last is not None and self.last.shape == ask.solution.shape else None\n"
+        "        memory = {} if start is None else {'adjoint': start}\n"
+        "        found = super().estimate(replace(ask, memory=memory))\n"
+        "        self.last = found.adjoint\n"
+        "        return replace(found, memory={})",
+        "keeps no state between calls",
+        "self.last",
+    ),
+    "hypergradient with its adjoint in its class": (
+        "hypergradient",
+        "last = {}\n"
+        "    def keeps(self, lower, upper): return {}\n"
+        "    def estimate(self, ask):\n"
+        "        start = Mine.last.get(ask.solution.shape)\n"
+        "        memory = {} if start is None else {'adjoint': start}\n"
+        "        found = super().estimate(replace(ask, memory=memory))\n"
+        "        Mine.last[ask.solution.shape] = found.adjoint\n"
+        "        return replace(found, memory={})",
+        "keeps no state between calls",
+        "state is shared between objects",
+    ),
+    "hypergradient with a memory that it does not declare": (
+        "hypergradient",
+        "def keeps(self, lower, upper): return {}",
+        "memory is what keeps declares",
+        "only these come back in the next call",
     ),
     "optimizer that climbs": (
         "upper_optimizer",
@@ -1054,7 +1307,7 @@ WRONG = {
         "noise",
         "def mean(self, t): return t.mean()",
         "mean is that of many measurements",
-        "mean of t of shape (1, 4): expected shape (1, 4), got ()",
+        "mean of t of shape (1, 1, 4): expected shape (1, 1, 4), got ()",
     ),
     "loss that forgets to divide the operator": (
         "upper_loss of measurements",
@@ -1197,7 +1450,7 @@ def outcomes_of(folder: Path, kind: str, body: str) -> dict[str, tuple[str, str]
     return {one.property: (one.status, one.message) for one in found}
 
 
-@pytest.mark.parametrize("kind", ["data_term", "noise", "upper_loss"])
+@pytest.mark.parametrize("kind", ["data_term", "noise", "problem", "upper_loss"])
 def test_every_property_has_a_mistake_that_breaks_it(kind: str) -> None:
     broken = {name for base, _, name, _ in WRONG.values() if base.partition(" ")[0] == kind}
     assert broken | {IMPORTED, BUILT} == {one.name for one in properties_of(kind)}
@@ -1217,6 +1470,46 @@ def test_each_mistake_is_caught_by_the_name_of_its_property(tmp_path: Path, name
     status, message = found[expected]
     assert status == "failed", found
     assert sentence in message
+
+
+def test_one_context_that_is_missing_is_one_failure(tmp_path: Path) -> None:
+    found = outcomes_of(tmp_path, "operator window", "def example_contexts(self, shape, count): return [{}]")
+    failed = [name for name, (status, _) in found.items() if status == "failed"]
+    assert failed == ["its example contexts have what it reads"]
+    assert "unverified" in {status for status, _ in found.values()}
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+@pytest.mark.parametrize(("claim", "status"), [(0.13, "passed"), (0.2, "failed"), (0.09, "failed")])
+def test_entries_of_a_measurement_may_depend_on_each_other(
+    tmp_path: Path, dim: int, claim: float, status: str
+) -> None:
+    """Stripes along rows or columns: a true variance is accepted, and a wrong one is not."""
+    body = f"""level = None
+    def sample(self, t, generator):
+        stripes = torch.randn(t.shape, dtype=t.dtype, generator=generator).mean({dim}, keepdim=True)
+        noise = 0.2 * torch.randn(t.shape, dtype=t.dtype, generator=generator)
+        return t + 0.3 * t.shape[{dim}] ** 0.5 * stripes + noise
+    def mean(self, t): return t
+    def variance(self, t): return torch.full_like(t, {claim})"""
+    found = outcomes_of(tmp_path, "noise", body)
+    assert found["variance is that of many measurements"][0] == status
+    others = {name: one for name, one in found.items() if not name.startswith("variance")}
+    assert {one[0] for one in others.values()} <= {"passed", "skipped"}
+
+
+def test_a_bias_without_a_limit_is_not_verified_and_not_right(tmp_path: Path) -> None:
+    """Whether it is right or three times too large: nothing shows which."""
+    for factor in (1, 3):
+        body = (
+            "exact = False\n"
+            "    def estimate(self, ask):\n"
+            "        found = super().estimate(ask)\n"
+            f"        return replace(found, gradient={{n: {factor} * z for n, z in found.gradient.items()}})"
+        )
+        found = outcomes_of(tmp_path, "hypergradient", body)
+        status, message = found["its bias vanishes in the declared limit"]
+        assert status == "unverified" and "declare in `limit`" in message
 
 
 def test_an_exception_is_a_failure_with_its_place(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from bltoolbox.config.block import Block
 from bltoolbox.errors import RecipeError
 from bltoolbox.restoration.metrics import METRICS
 from bltoolbox.restoration.samples import Samples
-from bltoolbox.restoration.variational import Variational, join
+from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import make_oracle, smooth_images
 from bltoolbox.training.baseline import search_around, tune
 

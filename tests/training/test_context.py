@@ -20,8 +20,8 @@ from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.distributed.ranks import Ranks
 from bltoolbox.errors import BltError
 from bltoolbox.reports.writer import ReportWriter
+from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.model import read_theta
-from bltoolbox.restoration.variational import ImageLower
 from bltoolbox.testing import smooth_images
 from bltoolbox.training.assemble import assemble
 

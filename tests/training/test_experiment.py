@@ -23,7 +23,7 @@ from bltoolbox.bilevel.lower_loop import solve as solve_lower
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError
-from bltoolbox.restoration.evaluation import Evaluation, evaluate
+from bltoolbox.restoration.evaluation import Evaluation, evaluate_tasks
 from bltoolbox.restoration.metrics import METRICS, measure
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.results import Check, RunResult
@@ -147,9 +147,9 @@ class TestChoice:
     def test_checks_take_no_training_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def slow(*args: Any, **options: Any) -> Evaluation:
             time.sleep(0.3)
-            return evaluate(*args, **options)
+            return evaluate_tasks(*args, **options)
 
-        monkeypatch.setattr("bltoolbox.training.experiment.evaluate", slow)
+        monkeypatch.setattr("bltoolbox.training.experiment.evaluate_tasks", slow)
         began = time.perf_counter()
         result = run(recipe(evaluation=None))
         assert time.perf_counter() - began - result.seconds > 5 * 0.3
@@ -318,8 +318,8 @@ class TestEvaluation:
     def test_it_equals_solving_by_hand_from_a_cold_start(self, finished: tuple[Path, RunResult]) -> None:
         _, result = finished
         experiment = assemble(recipe())
-        samples = experiment.evaluation
-        assert samples is not None and result.evaluation is not None
+        samples = experiment.problem.samples["evaluation"]
+        assert result.evaluation is not None
         for i in range(3):
             sample = samples.batch([i])
             x_true, y = sample.truth, sample.y

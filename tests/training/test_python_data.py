@@ -55,7 +55,7 @@ class Pairs(Dataset[Any]):
 
 class Watched(Listener):
     def started(self, experiment: Any) -> None:
-        self.sample = experiment.train.batch(range(len(experiment.train)))
+        self.sample = experiment.train.samples.batch(range(len(experiment.train)))
         self.recipe = experiment.recipe
 
 
@@ -192,7 +192,9 @@ class TestRuns:
         np.save(tmp_path / "x.npy", X[:, 0].numpy())
         run(recipe_file(tmp_path, noise=0.1), data=X, listeners=[watched])
         file = {"name": "array", "path": str(tmp_path / "x.npy")}
-        expected = assemble(recipe_from_dict(SETTINGS | {"noise": 0.1, "data": file})).train.batch(range(5))
+        expected = assemble(recipe_from_dict(SETTINGS | {"noise": 0.1, "data": file})).train.samples.batch(
+            range(5)
+        )
         assert torch.equal(watched.sample.y, expected.y)
 
     def test_nothing_is_added_to_recorded_measurements(self, tmp_path: Path) -> None:

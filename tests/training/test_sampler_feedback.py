@@ -21,7 +21,7 @@ from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, NumericalError
-from bltoolbox.restoration.variational import join
+from bltoolbox.restoration.theta import join
 from bltoolbox.training.assemble import assemble
 from bltoolbox.training.driver import resume_in, run_in
 from bltoolbox.training.resume import reopen

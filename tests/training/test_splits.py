@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,32 @@ class Named(Data):
 
 class Plain(Named):
     group = Data.group
+
+
+class Many(Named):
+    """More images than groups can be kept of."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def group(self, id: int) -> str:
+        return f"photograph {id // 2}"
+
+
+def test_a_split_takes_a_few_bytes_for_each_image() -> None:
+    """Files declare any number of images, and need not contain them on disk."""
+    tracemalloc.start()
+    try:
+        training, held = hold_out(Many(200_001), 3)
+        overlap = shared(Many(200_001), Many(4))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert list(held) == [199_998, 199_999, 200_000] and len(training) == 199_998 and overlap == [0, 1, 2, 3]
+    assert most < 10 * 200_001
 
 
 @given(st.lists(st.sampled_from([None, "a", "b", "c", "d"]), min_size=1, max_size=20), st.integers(0, 20))
@@ -144,8 +171,7 @@ class TestGroupsOfArrays:
         path = array(tmp_path)
         path.with_suffix(".csv").write_text(self.ROWS)
         experiment = assemble(recipe(path))
-        train, validation = experiment.train, experiment.validation
-        assert validation is not None
+        train, validation = (experiment.problem.samples[name] for name in ("training", "validation"))
         # Images 11 and 10 are of photographs 101 and 100, which have three crops each.
         assert list(validation.ids) == [1, 6, 11]
         assert list(train.ids) == [0, 2, 3, 4, 5, 7, 8, 9, 10]

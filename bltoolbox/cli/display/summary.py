@@ -31,21 +31,22 @@ def print_summary(result: RunResult) -> None:
         facts.append(("results", str(result.run_dir)))
         if (page := result.run_dir / REPORT_FILE).is_file():
             facts.append(("report", str(page)))
-        elif result.evaluation is not None:
+        elif result.evaluation is not None and result.evaluation.images:
             facts.append(("picture", str(result.run_dir / PICTURES / "restored.png")))
     for name, value in facts:
         console.print(_text(f"{name:>10}  {value}"), soft_wrap=True)
 
 
 def _quality_table(result: RunResult, evaluation: Evaluation, metric: Metric) -> Table:
-    rows = [("measured", evaluation.before)]
+    noun = "images" if evaluation.of_images else "tasks"
+    rows = [("measured" if evaluation.of_images else "start", evaluation.before)]
     if result.baseline is not None and result.model.recipe.baseline is not None:
         rows.append((f"{result.model.recipe.baseline.name}, tuned", result.baseline.after))
     if result.initial is not None:
         rows.append(("initial θ", result.initial.after))
     rows.append(("learned θ", evaluation.after))
     shown = min(len(evaluation.labels), 6)
-    table = Table(title=f"{metric.title} on the evaluation images", box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=f"{metric.title} on the evaluation {noun}", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("")
     table.add_column("mean", justify="right", style="bold")
     for label in evaluation.labels[:shown]:

@@ -61,7 +61,7 @@ class Display:
             say(sentence)
 
     def show(self, cells: Sequence[Planned]) -> None:
-        states = {one.name: one.state for one in cells}
+        states = {cell.name: cell.state for cell in cells}
         if not self.known:
             self._begin(cells)
         if self.live:
@@ -69,30 +69,32 @@ class Display:
                 self.live.update(self._picture(cells), refresh=True)
                 self.shown_at = time.monotonic()
         elif not self.quiet:
-            for one in cells:
-                if one.state is not self.known[one.name]:
-                    say(f"{one.name}: {one.state}" + (f": {one.reason}" if one.reason else ""))
+            for cell in cells:
+                if cell.state is not self.known[cell.name]:
+                    say(f"{cell.name}: {cell.state}" + (f": {cell.reason}" if cell.reason else ""))
         self.known = states
 
     def _begin(self, cells: Sequence[Planned]) -> None:
-        finished = sum(one.state is State.FINISHED for one in cells)
-        self.known = {one.name: one.state if one.state is State.FINISHED else State.WAITING for one in cells}
+        finished = sum(cell.state is State.FINISHED for cell in cells)
+        self.known = {
+            cell.name: cell.state if cell.state is State.FINISHED else State.WAITING for cell in cells
+        }
         if finished:
             self.say(f"{finished} of {len(cells)} cells are already finished")
 
     def _picture(self, cells: Sequence[Planned]) -> Group:
-        counts = {state: sum(one.state is state for one in cells) for state in State}
+        counts = {state: sum(cell.state is state for cell in cells) for state in State}
         summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         table = Table.grid(padding=(0, 2))
         room = max(3, self.height - 3)
-        for one in cells if len(cells) <= room else _important(cells)[:room]:
+        for cell in cells if len(cells) <= room else _important(cells)[:room]:
             figures = ("", "", "")
-            if one.state in (State.RUNNING, State.FINISHED):
-                far = glance(one.path, one.recipe)
+            if cell.state in (State.RUNNING, State.FINISHED):
+                far = glance(cell.path, cell.recipe)
                 figures = (f"{100 * far.fraction:.0f} %", f"step {far.step}", printable(far.quality))
             words = (
-                Text(printable(one.name)),
-                Text(one.state, style=_STYLES[one.state]),
+                Text(printable(cell.name)),
+                Text(cell.state, style=_STYLES[cell.state]),
                 *map(Text, figures),
             )
             table.add_row(*words)
@@ -102,7 +104,7 @@ class Display:
 def _important(cells: Sequence[Planned]) -> list[Planned]:
     """If not all lines fit: running cells first, then failed, finished and waiting ones."""
     order = [State.RUNNING, State.FAILED, State.KILLED, State.INTERRUPTED, State.FINISHED, State.WAITING]
-    return sorted(cells, key=lambda one: order.index(one.state))
+    return sorted(cells, key=lambda cell: order.index(cell.state))
 
 
 def print_table(facts: Mapping[str, Any]) -> None:

@@ -131,7 +131,7 @@ def one_run(run: Snapshot, width: int) -> Panel:
         inside.add_row("images", _text(" · ".join(shown)))
     if run.tested:
         results = [f"{name} {metric.show(value)}" for name, value in run.tested.items()]
-        inside.add_row("test images", _text(", ".join(results)))
+        inside.add_row(f"test {run.noun}s", _text(", ".join(results)))
     title = Text.assemble(
         (f" {printable(run.name)} ", "bold"),
         (f"{printable(_status(run))} ", _STYLES.get(run.state, "yellow")),

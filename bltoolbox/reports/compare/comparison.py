@@ -75,11 +75,11 @@ class Comparison:
 
     def losses(self, run: RunHistory, axis: Axis, smoothed: bool = True) -> Curve:
         """Loss of each step, as it is or as its running mean, against cost or time."""
-        records = [one for one in run.steps if one.loss is not None]
-        values = [one.loss for one in records if one.loss is not None]
+        records = [step for step in run.steps if step.loss is not None]
+        values = [step.loss for step in records if step.loss is not None]
         if smoothed:
             values = running_mean(values, span(len(values), self.smooth))
-        return _curve((getattr(one, axis), value) for one, value in zip(records, values, strict=True))
+        return _curve((getattr(step, axis), value) for step, value in zip(records, values, strict=True))
 
     def qualities(self, run: RunHistory, axis: Axis) -> Curve:
         """The metric at each check, against cost or time; before its first step, a run has the value of its start."""
@@ -186,12 +186,12 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)
-    found = []
+    means = []
     for i in range(len(values)):
         before = min(width // 2, i)
         behind = min(before, len(values) - 1 - i)
-        found.append((sums[i + behind + 1] - sums[i - before]) / (before + behind + 1))
-    return found
+        means.append((sums[i + behind + 1] - sums[i - before]) / (before + behind + 1))
+    return means
 
 
 def band(curves: Sequence[Curve], log: bool = False) -> Band | None:
@@ -232,8 +232,8 @@ def _at(curve: Curve, x: float, log: bool) -> float:
 
 def _curve(points: Iterable[tuple[float | None, float]]) -> Curve:
     """The points with a known x; of several with the same x, the last."""
-    known = {x: y for x, y in points if x is not None}
-    return sorted(known.items())
+    last = {x: y for x, y in points if x is not None}
+    return sorted(last.items())
 
 
 @dataclass(frozen=True)
@@ -293,8 +293,8 @@ def _group_facts(comparison: Comparison, group: Group) -> dict[str, Any]:
 _AXES: tuple[Axis, ...] = ("computations", "seconds")
 
 
-def _facts(found: Spread | None) -> dict[str, Any] | None:
-    return None if found is None else dict(vars(found))
+def _facts(spread: Spread | None) -> dict[str, Any] | None:
+    return None if spread is None else dict(vars(spread))
 
 
 def _run_facts(comparison: Comparison, run: RunHistory) -> dict[str, Any]:
@@ -323,8 +323,8 @@ def _run_facts(comparison: Comparison, run: RunHistory) -> dict[str, Any]:
             for level, check in reached
         ],
         "curves": {
-            "loss": [dict(vars(one)) for one in run.steps],
+            "loss": [dict(vars(entry)) for entry in run.steps],
             "smoothed_loss": {"computations": [x for x, _ in smooth], "loss": [y for _, y in smooth]},
-            "checks": [one.as_dict(metric) for one in run.checks],
+            "checks": [entry.as_dict(metric) for entry in run.checks],
         },
     }

@@ -116,24 +116,24 @@ def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> 
 
 
 def _draw_band(panel: Any, number: int, curves: Sequence[Curve], log: bool, markers: bool = False) -> None:
-    found = band(curves, log)
-    if found is None:  # seeds without a common range: each separately
+    common = band(curves, log)
+    if common is None:  # seeds without a common range: each separately
         for curve in curves:
             panel.plot(*_xy(curve), **line_style(number), zorder=3)
         return
     if len([curve for curve in curves if curve]) > 1:
         panel.fill_between(
-            found.x,
-            found.low,
-            found.high,
+            common.x,
+            common.low,
+            common.high,
             color=COLOURS[number % len(COLOURS)],
             alpha=0.18,
             linewidth=0,
             zorder=2,
         )
-    elif markers and len(found.x) <= 40:
-        panel.plot(found.x, found.mean, **line_style(number, width=0), marker="o", markersize=2.6, zorder=3)
-    panel.plot(found.x, found.mean, **line_style(number), zorder=3)
+    elif markers and len(common.x) <= 40:
+        panel.plot(common.x, common.mean, **line_style(number, width=0), marker="o", markersize=2.6, zorder=3)
+    panel.plot(common.x, common.mean, **line_style(number), zorder=3)
 
 
 def line_style(number: int, width: float = 1.5) -> dict[str, Any]:

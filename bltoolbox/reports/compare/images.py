@@ -59,16 +59,20 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
-        kept = [one for one in self.pictures if one.check is not None]
+        kept = [picture for picture in self.pictures if picture.check is not None]
         return {
             "label": self.group.label,
             "run_dir": str(self.run.path),
             "image": self.image,
             f"{self.metric.name}_measured": self.pictures[1].value,
             "pictures": [
-                {self.metric.name: one.value, "moved": one.moved, **one.check.as_dict(self.metric)}
-                for one in kept
-                if one.check is not None
+                {
+                    self.metric.name: picture.value,
+                    "moved": picture.moved,
+                    **picture.check.as_dict(self.metric),
+                }
+                for picture in kept
+                if picture.check is not None
             ],
         }
 
@@ -100,10 +104,12 @@ def _restore(group: Group, metric: Metric, costs: Sequence[float], position: int
         if check is None or not run.theta_file(check).is_file():
             pictures.append(Picture("no check yet" if check is None else "θ was not kept", check=check))
             continue
-        found = _evaluate(run, check, metric, samples, position, registry)
-        measured = Picture("measured", found.images[0].start, found.mean_before())
+        evaluation = _evaluate(run, check, metric, samples, position, registry)
+        measured = Picture("measured", evaluation.images[0].start, evaluation.mean_before())
         unseen = any(check.computations < step.computations <= cost for step in run.steps)
-        pictures.append(Picture("", found.images[0].x, found.mean(), check, _moved(run, check), unseen))
+        pictures.append(
+            Picture("", evaluation.images[0].x, evaluation.mean(), check, _moved(run, check), unseen)
+        )
     return Row(group, run, metric, samples.label(position), [true, measured, *pictures], samples.range)
 
 
@@ -112,6 +118,8 @@ def _samples(run: RunHistory, registry: Registry) -> Samples:
     from bltoolbox.restoration.from_recipe import build_problem, evaluation_samples
 
     recipe = load_recipe(run.path / RECIPE_FILE, (), registry)
+    if not recipe.of_images:
+        raise UsageError(f"{run.path}: problem {recipe.problem.name!r} has no images to show; omit --at")
     if recipe.evaluation is None:
         raise UsageError(f"{run.path}: its recipe has no evaluation images to show; omit --at")
     recipe = replace(recipe, device="cpu")
@@ -149,7 +157,7 @@ def _evaluate(
 
 def _moved(run: RunHistory, check: CheckRecord) -> bool:
     """Whether θ differs from the initial θ; a method may spend much before its first step succeeds."""
-    from bltoolbox.restoration.model import read_theta
+    from bltoolbox.restoration.theta_file import read_theta
 
     first = run.checks[0]
     if check.step == 0:
@@ -165,7 +173,9 @@ def draw_sheet(rows: Sequence[Row], costs: Sequence[float]) -> Figure:
     import matplotlib
 
     columns = 2 + len(costs)
-    shapes = [one.image.shape[-2:] for row in rows for one in row.pictures if one.image is not None]
+    shapes = [
+        picture.image.shape[-2:] for row in rows for picture in row.pictures if picture.image is not None
+    ]
     height = _WIDTH * (shapes[0][0] / shapes[0][1] if shapes else 1) + 0.24
     labels = [textwrap.wrap(row.group.label, 28, break_on_hyphens=False)[:6] for row in rows]
     room = 0.075 * max(len(line) for label in labels for line in label)

@@ -44,13 +44,13 @@ def write_report(
         missing.append(f"images and filters are shown for at most {_MAX_RUNS} runs; there are {len(runs)}")
         pictures = [Pictures() for _ in runs]
     else:
-        pictures = [collect(one.run, images, registry) for one in runs]
+        pictures = [collect(facts.run, images, registry) for facts in runs]
     _save(out, build_page(runs, pictures, missing))
     several = len(runs) > 1
     notes = [
-        f"{one.label}: {note}" if several else note
-        for one, seen in zip(runs, pictures, strict=True)
-        for note in [*one.notes(), *seen.notes]
+        f"{facts.label}: {note}" if several else note
+        for facts, seen in zip(runs, pictures, strict=True)
+        for note in [*facts.notes(), *seen.notes]
     ]
     return [*missing, *notes]
 
@@ -60,10 +60,12 @@ def report_result(path: Path, result: RunResult) -> None:
     from bltoolbox.reports.html.facts import gather
     from bltoolbox.reports.html.page import build_page
     from bltoolbox.reports.html.pictures import collect, keep_scenes
+    from bltoolbox.restoration.model import Model
 
     keep_scenes(result, path)
     runs = gather([RunHistory.read(path)])
-    _save(path / REPORT_FILE, build_page(runs, [collect(runs[0].run, IMAGES, model=result.model)], []))
+    model = result.model if isinstance(result.model, Model) else None
+    _save(path / REPORT_FILE, build_page(runs, [collect(runs[0].run, IMAGES, model=model)], []))
 
 
 def _save(path: Path, text: str) -> None:

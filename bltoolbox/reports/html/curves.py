@@ -113,17 +113,17 @@ CHARTS = (
 )
 
 
-def all_charts(metric: Metric) -> tuple[Chart, ...]:
-    """The loss, the values of the checks, and all other charts."""
+def all_charts(metric: Metric, noun: str = "image") -> tuple[Chart, ...]:
+    """The loss, the values of the checks on images or other tasks, and all other charts."""
     lines = tuple(
-        Line(name, f"{name} images", _of(f"{images}_{metric.name}"), checked=True)
+        Line(name, f"{name} {noun}s", _of(f"{images}_{metric.name}"), checked=True)
         for images, name in IMAGES.items()
     )
     quality = Chart(metric.name, metric.label, metric.unit, False, lines, metric.digits)
     return LOSS, quality, *CHARTS
 
 
-def charts(metric: Metric) -> list[dict[str, Any]]:
+def charts(metric: Metric, noun: str = "image") -> list[dict[str, Any]]:
     """The charts that have data, for the page."""
     return [
         {
@@ -137,31 +137,33 @@ def charts(metric: Metric) -> list[dict[str, Any]]:
                 for line in chart.lines
             ],
         }
-        for chart in all_charts(metric)
+        for chart in all_charts(metric, noun)
     ]
 
 
 def curves(run: RunHistory, metric: Metric) -> dict[str, Any]:
     """Each line of each chart as columns over the steps, or over the checks."""
-    seconds = {one.step: one.seconds for one in run.steps} | {0: 0.0}
+    seconds = {entry.step: entry.seconds for entry in run.steps} | {0: 0.0}
     metrics = by_step(read_lines(run.path / METRICS_LOG, []))
     records: list[Record] = [metrics[step] for step in sorted(metrics)]
     befores: list[Record] = [{}, *records][: len(records)]
     steps = _thinned(list(zip(records, befores, strict=True)))
-    checks: list[Record] = [one.as_dict(metric) for one in run.checks]
+    checks: list[Record] = [entry.as_dict(metric) for entry in run.checks]
     placed = [({**now, "seconds": seconds.get(now["step"])}, before) for now, before in steps]
     lines = [line for chart in all_charts(metric) for line in chart.lines]
     return {
         "steps": _columns(placed, [line for line in lines if not line.checked]),
-        "checks": _columns([(one, {}) for one in checks], [line for line in lines if line.checked]),
+        "checks": _columns([(entry, {}) for entry in checks], [line for line in lines if line.checked]),
     }
 
 
 def _columns(rows: Sequence[tuple[Record, Record]], lines: Iterable[Line]) -> dict[str, Column]:
     places: dict[str, Column] = {place: [number(now.get(place)) for now, _ in rows] for place in PLACES}
-    found: dict[str, Column] = {line.key: [line.find(now, before) for now, before in rows] for line in lines}
-    known = {key: column for key, column in found.items() if any(value is not None for value in column)}
-    return {key: [rounded(value) for value in column] for key, column in (places | known).items()}
+    columns: dict[str, Column] = {
+        line.key: [line.find(now, before) for now, before in rows] for line in lines
+    }
+    given = {key: column for key, column in columns.items() if any(value is not None for value in column)}
+    return {key: [rounded(value) for value in column] for key, column in (places | given).items()}
 
 
 def _thinned(rows: Sequence[_Row]) -> list[_Row]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bltoolbox.config.names import GIVEN_FILE, METRICS_LOG, RECIPE_FILE
-from bltoolbox.config.recipe import recipe_summary
+from bltoolbox.config.problem_keys import is_of_images, start_noun
+from bltoolbox.config.shipped_recipes import recipe_summary
 from bltoolbox.config.validation import in_short
 from bltoolbox.config.yaml_text import dump_inline
 from bltoolbox.reports.compare.comparison import running_mean, span
@@ -44,6 +45,7 @@ LEDGER = {
 
 #: The sections of a recipe that describe the run.
 _SECTIONS = (
+    "problem",
     "data",
     "evaluation",
     "operator",
@@ -94,34 +96,34 @@ class RunFacts:
         """One of finished, running, interrupted, failed and unknown, for the colour of the mark."""
         if self.run.finished:
             return "finished"
-        for word, state in (("running", "running"), ("failed", "failed"), ("unknown", "unknown")):
-            if self.status.startswith(word):
+        for prefix, state in (("running", "running"), ("failed", "failed"), ("unknown", "unknown")):
+            if self.status.startswith(prefix):
                 return state
         return "interrupted"
 
     def ledger(self) -> dict[str, float]:
         """The ledger at the end of the run, or so far."""
         last = _last_record(self.run)
-        found = {key: number(self.run.summary.get(key, last.get(key))) for key in LEDGER}
-        return {key: value for key, value in found.items() if value is not None}
+        entries = {key: number(self.run.summary.get(key, last.get(key))) for key in LEDGER}
+        return {key: value for key, value in entries.items() if value is not None}
 
     def qualities(self) -> list[tuple[str, str, float]]:
         """Key, name and metric of what is compared on the evaluation images, from the measured ones upwards."""
         baseline = self.run.recipe.get("baseline")
         called = baseline.get("name") if isinstance(baseline, Mapping) else baseline
         names = {
-            "before": ("measured", "Measured"),
+            "before": ("measured", start_noun(self.run.recipe).capitalize()),
             "initial": ("initial", "Initial θ"),
             "baseline": ("baseline", f"Baseline {called}, tuned" if called else "Baseline"),
             "after": ("learned", "Learned θ"),
         }
-        found = [(*words, self.run.tested(self.metric, when)) for when, words in names.items()]
-        known = [(key, name, value) for key, name, value in found if value is not None]
-        if not any(key == "learned" for key, _, _ in known):
+        values = [(*words, self.run.tested(self.metric, when)) for when, words in names.items()]
+        rows = [(key, name, value) for key, name, value in values if value is not None]
+        if not any(key == "learned" for key, _, _ in rows):
             checks = self.run.values("evaluation", self.metric)
             if checks:
-                known.append(("learned", f"θ after step {checks[-1][0].step}", checks[-1][1]))
-        return known
+                rows.append(("learned", f"θ after step {checks[-1][0].step}", checks[-1][1]))
+        return rows
 
     def cards(self) -> list[tuple[str, str, str]]:
         """Heading, figure and remark of each card."""
@@ -130,7 +132,9 @@ class RunFacts:
         if (learned := values.get("learned")) is not None:
             measured, baseline = values.get("measured"), values.get("baseline")
             gain = (
-                f"{metric.show(learned - measured, sign=True)} over measured" if measured is not None else ""
+                f"{metric.show(learned - measured, sign=True)} over {start_noun(self.run.recipe)}"
+                if measured is not None
+                else ""
             )
             remark = gain if self.run.finished else "at the last check"
             cards.append((f"Test {metric.label}", metric.show(learned), remark))
@@ -148,13 +152,20 @@ class RunFacts:
         if (seconds := self.run.seconds) is not None:
             cards.append(("Training time", duration(seconds), self.device()))
         if (size := number(self.run.summary.get("theta_size"))) is not None:
-            regularizer = self.run.recipe.get("regularizer")
-            kind = regularizer.get("name", "") if isinstance(regularizer, Mapping) else regularizer or ""
-            cards.append(("Parameters", f"{size:,.0f}", f"of {kind}" if kind else ""))
+            cards.append(("Parameters", f"{size:,.0f}", self._learned()))
         return cards
 
+    def _learned(self) -> str:
+        """Whose parameters were learned: ``82 of foe and 64 of weight-map``; older runs name one component."""
+        learned = self.run.summary.get("learned")
+        if isinstance(learned, str):
+            return learned.replace(" parameters", "", 1)
+        section = self.run.recipe.get("regularizer" if is_of_images(self.run.recipe) else "problem")
+        kind = section.get("name", "") if isinstance(section, Mapping) else section or ""
+        return f"of {kind}" if kind else ""
+
     def final_loss(self) -> float | None:
-        losses = [one.loss for one in self.run.steps if one.loss is not None]
+        losses = [step.loss for step in self.run.steps if step.loss is not None]
         return running_mean(losses, span(len(losses), None))[-1] if losses else None
 
     def device(self) -> str:
@@ -168,8 +179,9 @@ class RunFacts:
     def sections(self) -> list[tuple[str, str]]:
         """The recipe in short."""
         recipe = self.run.recipe
-        found = [(key, recipe[key]) for key in _SECTIONS if recipe.get(key) not in (None, "none", {})]
-        return [(key, _line(in_short(key, value))) for key, value in found]
+        keys = _SECTIONS[1:] if is_of_images(recipe) else _SECTIONS
+        entries = [(key, recipe[key]) for key in keys if recipe.get(key) not in (None, "none", {})]
+        return [(key, _line(in_short(key, value))) for key, value in entries]
 
     def resolved(self) -> str:
         return read_source(self.run.path / RECIPE_FILE)
@@ -184,49 +196,54 @@ class RunFacts:
     def sources(self) -> list[tuple[str, str, str]]:
         """Key, title and text of each quoted file."""
         command = self.environment().get("command")
-        parts = [
+        texts = [
             ("resolved", "Resolved recipe, every default written out", self.resolved()),
             ("given", "As given", self.given()),
             ("command", "Command", " ".join(map(str, command)) if isinstance(command, list) else ""),
             ("log", "End of the log", self.log()),
         ]
-        return [part for part in parts if part[2] or part[0] == "resolved"]
+        return [entry for entry in texts if entry[2] or entry[0] == "resolved"]
 
     def surroundings(self) -> str:
         """Versions and the machine, on one line."""
         environment = self.environment()
-        known = [(name, environment.get(key)) for key, name in _SURROUNDINGS.items()]
-        return " · ".join(f"{name} {value}" for name, value in known if value)
+        entries = [(name, environment.get(key)) for key, name in _SURROUNDINGS.items()]
+        return " · ".join(f"{name} {value}" for name, value in entries if value)
 
     def notes(self) -> list[str]:
         """Caveats for the reader."""
-        found = list(self.run.notes)
+        notes = list(self.run.notes)
         if self.state == "running":
-            found.append("the run was still active; the page shows its progress so far")
+            notes.append("the run was still active; the page shows its progress so far")
         elif not self.run.finished:
-            found.append(f"the run did not finish ({_cut(self.status)}); the page shows it as far as it got")
+            notes.append(f"the run did not finish ({_cut(self.status)}); the page shows it as far as it got")
         if not self.run.steps:
-            found.append("the run has not completed a step yet")
-        return found
+            notes.append("the run has not completed a step yet")
+        return notes
 
 
 def gather(runs: Sequence[RunHistory]) -> list[RunFacts]:
     """Runs with distinct labels."""
     told = iter(_short([run.recipe for run in runs if run.recipe]))
-    found: list[RunFacts] = []
+    facts: list[RunFacts] = []
     for run in runs:
         label = next(told) if run.recipe else ""
-        found.append(
+        facts.append(
             RunFacts(run, label or run.path.resolve().name, _name(run), _summary(run.path / GIVEN_FILE))
         )
     counts: dict[str, int] = {}
-    for one in found:
-        counts[one.label] = counts.get(one.label, 0) + 1
+    for run_facts in facts:
+        counts[run_facts.label] = counts.get(run_facts.label, 0) + 1
     return [
-        one
-        if counts[one.label] == 1
-        else RunFacts(one.run, f"{one.label} ({_place(one.run.path)})", one.name, one.summary)
-        for one in found
+        run_facts
+        if counts[run_facts.label] == 1
+        else RunFacts(
+            run_facts.run,
+            f"{run_facts.label} ({_place(run_facts.run.path)})",
+            run_facts.name,
+            run_facts.summary,
+        )
+        for run_facts in facts
     ]
 
 
@@ -234,11 +251,11 @@ def _short(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Labels with only the last parts of their keys, if these are unique: ``step=0.1, size=8``."""
     keys = [key.removesuffix(".name") for key in differing(recipes)]
     ends = [key.rpartition(".")[2] for key in keys]
-    found = labels(recipes)
+    names = labels(recipes)
     for key, end in zip(keys, ends, strict=True):
         if ends.count(end) == 1:
-            found = [re.sub(rf"(^|, ){re.escape(key)}=", rf"\1{end}=", label) for label in found]
-    return found
+            names = [re.sub(rf"(^|, ){re.escape(key)}=", rf"\1{end}=", label) for label in names]
+    return names
 
 
 def differences(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
@@ -262,8 +279,8 @@ def duration(seconds: float) -> str:
 def _line(value: Any) -> str:
     """A component with its options, as a recipe writes it on one line; what is not set is left out."""
     if isinstance(value, Mapping):
-        known = {key: item for key, item in value.items() if item is not None and key != "name"}
-        inside = ", ".join(f"{key} {shown(item)}" for key, item in known.items())
+        options = {key: item for key, item in value.items() if item is not None and key != "name"}
+        inside = ", ".join(f"{key} {shown(item)}" for key, item in options.items())
         name = str(value["name"]) if "name" in value else ""
         return f"{name} ({inside})" if name and inside else name or inside
     return (
@@ -280,7 +297,7 @@ def _name(run: RunHistory) -> str:
     if isinstance(name := read_environment(run.path).get("recipe"), str) and name:
         return name
     log = log_start(run.path)
-    if match := re.search(r"started: (.+), [^,]+, \d+ training images", log):
+    if match := re.search(r"started: (.+), [^,]+, \d+ training (images|tasks)", log):
         return match[1]
     return run.path.resolve().name
 

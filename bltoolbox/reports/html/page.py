@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 import bltoolbox
+from bltoolbox.config.problem_keys import task_noun
 from bltoolbox.reports.html.curves import charts, curves
 from bltoolbox.reports.html.facts import RunFacts, differences
 from bltoolbox.reports.html.pictures import Learned, Pictures, data_uri
@@ -42,10 +43,10 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
     style = _read("style.css")
     script = "\n".join(_read(name) for name in _SCRIPTS)
     several = len(runs) > 1
-    found = list(notes)
-    for one, seen in zip(runs, pictures, strict=True):
-        prefix = f"{one.label}: " if several else ""
-        found += [prefix + note for note in [*one.notes(), *seen.notes]]
+    all_notes = list(notes)
+    for facts, seen in zip(runs, pictures, strict=True):
+        prefix = f"{facts.label}: " if several else ""
+        all_notes += [prefix + note for note in [*facts.notes(), *seen.notes]]
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(_read("page.html")).render(
         policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
@@ -57,11 +58,11 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
         footer=f"bltoolbox {bltoolbox.__version__} · {time.strftime('%Y-%m-%d %H:%M')}",
         runs=runs,
         several=several,
-        summaries=list(dict.fromkeys(one.summary for one in runs if one.summary)),
-        states=[one.state for one in runs],
+        summaries=list(dict.fromkeys(facts.summary for facts in runs if facts.summary)),
+        states=[facts.state for facts in runs],
         marks=_MARKS,
         colours=COLOURS,
-        notes=found,
+        notes=all_notes,
         columns=columns(runs) if several else (),
         settings=differences(runs) if several else (),
         ladder=None if several else ladder(runs[0]),
@@ -72,7 +73,7 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
 def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str, Any]:
     """The data that the scripts draw: curves, images and filters; each picture once."""
     assets: dict[str, str] = {}
-    metric = most_common([one.metric for one in runs])
+    metric = most_common([facts.metric for facts in runs])
 
     def asset(png: bytes) -> str:
         key = hashlib.blake2b(png, digest_size=8).hexdigest()
@@ -87,48 +88,52 @@ def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str
                 "height": scene.height,
                 "variants": [
                     {
-                        "key": one.key,
-                        "name": one.name,
-                        "value": one.values.get(metric.name),
-                        "asset": asset(one.png),
+                        "key": variant.key,
+                        "name": variant.name,
+                        "value": variant.values.get(metric.name),
+                        "asset": asset(variant.png),
                     }
-                    for one in scene.variants
+                    for variant in scene.variants
                 ],
             }
             for scene in seen.scenes
         ]
 
-    def learned(found: Learned) -> dict[str, Any]:
+    def learned(result: Learned) -> dict[str, Any]:
         return {
-            "filters": [asset(png) for png in found.filters],
-            "weights": found.weights,
-            "places": found.places,
-            "potentials": found.potentials,
+            "filters": [asset(png) for png in result.filters],
+            "weights": result.weights,
+            "places": result.places,
+            "potentials": result.potentials,
             "maps": [
-                {"caption": one.caption, "scale": one.scale, "assets": [asset(png) for png in one.images]}
-                for one in found.maps
+                {
+                    "caption": picture.caption,
+                    "scale": picture.scale,
+                    "assets": [asset(png) for png in picture.images],
+                }
+                for picture in result.maps
             ],
         }
 
     return {
         "metric": metric.as_dict(),
-        "charts": charts(metric),
+        "charts": charts(metric, task_noun(runs[0].run.recipe)),
         "runs": [
             {
-                "label": one.label,
+                "label": facts.label,
                 "colour": number % COLOURS,
-                "curves": curves(one.run, metric),
+                "curves": curves(facts.run, metric),
                 "scenes": scenes(seen),
                 "learned": learned(seen.learned),
             }
-            for number, (one, seen) in enumerate(zip(runs, pictures, strict=True))
+            for number, (facts, seen) in enumerate(zip(runs, pictures, strict=True))
         ],
         "assets": assets,
     }
 
 
 def _names(runs: Sequence[RunFacts]) -> str:
-    names = list(dict.fromkeys(one.name for one in runs))
+    names = list(dict.fromkeys(facts.name for facts in runs))
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 

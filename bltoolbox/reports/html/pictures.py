@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.names import BEST_THETA, LAST_THETA, PICTURES, PICTURES_INDEX, THETA_FILE, THETAS
+from bltoolbox.config.problem_keys import is_of_images
 from bltoolbox.config.reading import REPORT_IMAGES, read_bytes
 from bltoolbox.errors import BltError, MissingError
 from bltoolbox.restoration.metrics import UNIT, Range
@@ -108,7 +109,9 @@ def keep_scenes(result: RunResult, folder: Path) -> None:
 def collect(
     run: RunHistory, images: int, registry: Registry | None = None, model: Model | None = None
 ) -> Pictures:
-    """The pictures of a run; missing or broken ones are not fatal."""
+    """The pictures of a run; missing or broken ones are not fatal, and a run that is not about images has none."""
+    if not is_of_images(run.recipe):
+        return Pictures()
     notes: list[str] = []
     scenes = read_scenes(run.path, run.metrics)[:images]
     try:
@@ -218,18 +221,18 @@ def _scenes(result: RunResult) -> list[Scene]:
     names = {"baseline": f"{block.name}, tuned"} if block else {}
     scenes = []
     variants: list[_State]
-    for number, one in enumerate(evaluation.images):
+    for number, restored in enumerate(evaluation.images):
         start, learned = evaluation.values_of(number)
-        variants = [("measured", one.start, start)]
+        variants = [("measured", restored.start, start)]
         if baseline is not None and number < len(baseline.images):
             variants.append(("baseline", baseline.images[number].x, baseline.values_of(number)[1]))
-        variants += [("learned", one.x, learned), *_true(one)]
+        variants += [("learned", restored.x, learned), *_true(restored)]
         scenes.append(_scene(evaluation.labels[number], variants, names, evaluation.range))
     return scenes
 
 
-def _true(one: Restored) -> list[_State]:
-    return [] if one.x_true is None else [("clean", one.x_true, {})]
+def _true(restored: Restored) -> list[_State]:
+    return [] if restored.x_true is None else [("clean", restored.x_true, {})]
 
 
 def _scene(label: str, variants: Sequence[_State], names: dict[str, str], span: Range) -> Scene:
@@ -251,10 +254,10 @@ def _middle(image: Tensor) -> Tensor:
 
 def show_learned(model: Model) -> Learned:
     """Filters, their weights and their potentials, if the regularizer has any; pictures of the other roles."""
-    from bltoolbox.restoration.shown_parameters import shown_parameters
+    from bltoolbox.restoration.shown_parameters import shown_filters, shown_parameters
 
-    regularizer, theta = model.problem.regularizer, model.prepared["regularizer"]
-    pictures, potentials = regularizer.pictures(theta), regularizer.potentials(theta)
+    pictures = shown_filters(model.problem, model.prepared)
+    potentials = model.problem.regularizer.potentials(model.prepared["regularizer"])
     maps = [
         Map(one.caption, one.scale, [encode_png(image) for image in one.shades])
         for one in shown_parameters(model.problem, model.prepared)

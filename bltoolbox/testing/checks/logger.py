@@ -8,6 +8,7 @@ from typing import Any
 
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.roles import Logger
+from bltoolbox.config.reading import LOG, read_bytes
 from bltoolbox.config.wording import reason_of
 from bltoolbox.testing.checks.base import Subject, Untouched, fail, holds, require
 from bltoolbox.testing.checks.hidden_state import NAME
@@ -119,7 +120,7 @@ def _logged(logger: Logger, events: Sequence[Event], folder: Path) -> dict[str, 
 
 def _contents(folder: Path) -> dict[str, bytes]:
     return {
-        str(file.relative_to(folder)): file.read_bytes()
+        str(file.relative_to(folder)): read_bytes(file, LOG)
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }

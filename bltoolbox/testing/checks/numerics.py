@@ -13,6 +13,7 @@ from bltoolbox.bilevel.tensors import dot, expand, keyed_generator, norm
 from bltoolbox.testing.checks.base import (
     ConformanceFailure,
     NotApplicable,
+    NotVerified,
     fail,
     normal,
     require,
@@ -194,7 +195,7 @@ def require_check_refuses(component: Parametric, use: Callable[[Sequence[int]], 
             continue
         try:
             value = use(shape)
-        except ConformanceFailure:
+        except (ConformanceFailure, NotVerified):
             raise
         except Exception as error:
             reason = str(error).partition("\n")[0]

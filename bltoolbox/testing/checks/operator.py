@@ -14,6 +14,7 @@ from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.testing.checks.base import (
     NotApplicable,
+    NotVerified,
     Subject,
     Untouched,
     fail,
@@ -68,9 +69,26 @@ class Case:
         return self.operator.start(y, self.theta, self.context)
 
     def take(self, index: Tensor) -> Case:
-        return replace(
-            self, x=self.x[index], context={name: rows[index] for name, rows in self.context.items()}
+        context = Known({name: rows[index] for name, rows in self.context.items()})
+        return replace(self, x=self.x[index], context=context)
+
+
+class _Missing(NotVerified, KeyError):
+    """Something that the operator reads is not in its example contexts."""
+
+    def __str__(self) -> str:
+        name = self.args[0]
+        return (
+            f"it reads {name!r} from the context, which its example contexts do not have; implement"
+            f" example_contexts(shape, count) and return a list such as [{{{name!r}: …}}] with one row per image"
         )
+
+
+class Known(dict[str, Tensor]):
+    """An example context, which says what it lacks."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise _Missing(name)
 
 
 def cases(
@@ -90,7 +108,7 @@ def cases(
                 operator,
                 x,
                 operator.prepare(theta),
-                {name: _converted(rows, dtype) for name, rows in context.items()},
+                Known({name: _converted(rows, dtype) for name, rows in context.items()}),
             )
 
 
@@ -108,7 +126,7 @@ def _contexts(operator: Operator, shape: Sequence[int], count: int) -> list[Rows
         "example_contexts must return a list of mappings, at least one, each of tensors whose first dimension is the"
         f" image ({count} were asked for)",
     )
-    return found
+    return [Known(context) for context in found]
 
 
 def _converted(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,6 +134,15 @@ def _converted(rows: Tensor, dtype: torch.dtype) -> Tensor:
     if rows.is_complex():
         return rows.to(dtype.to_complex())
     return rows.to(dtype) if rows.is_floating_point() else rows
+
+
+@holds(KIND, "its example contexts have what it reads")
+def context(subject: Subject) -> None:
+    try:
+        for case in cases(subject()):
+            case.adjoint(case.apply(case.x))
+    except _Missing as missing:
+        fail(str(missing))
 
 
 @holds(KIND, "same input, same result")

@@ -15,7 +15,8 @@ from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.errors import MissingError
 from bltoolbox.restoration.roles import Regularizer
-from bltoolbox.restoration.variational import Constraint, Variational, join, split
+from bltoolbox.restoration.theta import join, split
+from bltoolbox.restoration.variational import Constraint, Variational
 from bltoolbox.testing.checks.base import ConformanceFailure, NotApplicable, Subject
 from bltoolbox.testing.checks.numerics import cast, fitting_shape, noisy_images, parameters
 from bltoolbox.testing.problems import Gain, Tikhonov, smooth_images, variational

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.problem import Lower, Upper
-from bltoolbox.bilevel.records import Accuracy, Ask, Theta
+from bltoolbox.bilevel.records import Ask, Theta
 from bltoolbox.testing.checks.base import NotApplicable, Subject
 from bltoolbox.testing.checks.partners import Bench, conditioned, quadratic, smooth
-from bltoolbox.testing.limits import minimise
+from bltoolbox.testing.limits import DRAWS, ask_at
 from bltoolbox.testing.problems import SquaredDistance
 from bltoolbox.testing.reference import reference_hypergradient, reference_solve
 from bltoolbox.testing.regression import regression, regression_gradient
 
 TIGHT = 1e-10
-#: Copies of one task, over which a stochastic estimate is averaged.
-COPIES = 128
+#: How often tasks are visited, in all, to average a stochastic estimate, and the largest number of copies of a task.
+VISITS, COPIES = 100_000, 512
+#: How much the blocks of a finite sum differ where estimates from single ones are averaged.
+SPREAD = 0.1
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,7 @@ class Question:
     gradient: Theta
 
     def ask(self, tol: float = TIGHT) -> Ask:
-        start = self.lower.start()
-        return Ask(self.lower, self.upper, self.x, start, self.weights, Accuracy(tol), minimise=minimise)
+        return ask_at(self.lower, self.upper, self.x, self.weights, tol)
 
     @property
     def expected(self) -> Tensor:
@@ -84,10 +85,10 @@ def on_regression(subject: Subject, copies: int = 0) -> Question:
         kind for kind in ("regularizer", "operator", "data_term") if subject.cls.requires.get(kind)
     ]:
         raise NotApplicable(f"it requires methods of a {wanted[0]}, and a regression has none")
-    lower, upper = regression(3)
+    lower, upper = regression(3, spread=SPREAD if copies else None)
     weights = some_weights(3)
     if copies:
-        index = torch.zeros(copies, dtype=torch.long)
+        index = torch.ones(copies, dtype=torch.long)
         lower = lower.take(index).numbered(torch.arange(copies))
         upper, weights = upper.take(index), torch.full((copies,), 1 / copies, dtype=torch.float64)
     gradient = regression_gradient(lower, upper, weights)
@@ -95,16 +96,22 @@ def on_regression(subject: Subject, copies: int = 0) -> Question:
     return Question(what, lower, upper, lower.solution(), weights, gradient)
 
 
+def _on_blocks(subject: Subject) -> Question:
+    """As many copies as the calls of its limit leave time for."""
+    limit = subject.cls.limit
+    calls = 1 if limit is None else sum(limit.calls_at(k) for k in range(len(limit)))
+    return on_regression(subject, min(COPIES, VISITS // (DRAWS * calls)))
+
+
 def questions(subject: Subject, condition: float | None = None) -> Iterator[Question]:
-    """Those that suit a component: with blocks and many copies of a task if it is stochastic."""
+    """Those that suit a component: one block, and many copies of a finite sum, if it is stochastic."""
     if condition is not None:
         yield on_quadratic(subject, condition)
         return
-    if subject.cls.stochastic:
-        yield on_regression(subject, COPIES)
-        return
     suitable = 0
-    for make in (on_quadratic, on_smooth, on_regression):
+    for make in (
+        (on_quadratic, _on_blocks) if subject.cls.stochastic else (on_quadratic, on_smooth, on_regression)
+    ):
         try:
             question = make(subject)
         except NotApplicable:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bltoolbox.bilevel.tensors import dot, keyed_generator
+from bltoolbox.restoration.image_saddle import METHODS
 from bltoolbox.restoration.layout import with_channels
-from bltoolbox.restoration.saddle import METHODS
 from bltoolbox.testing.checks.base import NotApplicable, Subject, holds, normal, require, require_close
 from bltoolbox.testing.checks.numerics import (
     extreme_eigenvalues,

@@ -59,7 +59,15 @@ class QuadraticOracle:
         if self.calls > self.budget:
             raise BudgetExhausted("the budget is spent")
 
-    def value(self, theta: Theta, effort: Effort, *, bound: bool = False) -> Value:
+    def value(
+        self,
+        theta: Theta,
+        effort: Effort,
+        *,
+        bound: bool = False,
+        towards: Value | None = None,
+        fraction: float = 1.0,
+    ) -> Value:
         tol = _tolerance(effort)
         self._spend(theta, tol)
         value, slack = self.exact(theta), ERROR * tol**2 if self.inexact else 0.0

@@ -43,6 +43,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "data",
+            "simulated",
+            "blt_builtins.data.simulated:Simulated",
+            "Images measured by another operator than the recipe's; to see what a wrong model costs.",
+        ),
+        Component(
+            "data",
             "stl10",
             "blt_builtins.data.stl10:STL10",
             "STL-10: 113,000 colour images 96×96; downloaded on request.",

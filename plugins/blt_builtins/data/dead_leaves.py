@@ -42,7 +42,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bltoolbox.plugin import Data, cache_folder, map_array, read_end
+from bltoolbox.plugin import ARRAY_IMAGES, GENERATED, PIXELS, Data, cache_folder, map_array, read_end
 
 #: Part of the cache key: to be raised with any change of the images.
 GENERATOR = 2
@@ -85,6 +85,9 @@ class DeadLeaves(Data):
         blur: Annotated[float, Ge(0)] = 0.6,
         cache: bool = True,
     ) -> None:
+        ARRAY_IMAGES.check("the recipe", count)
+        PIXELS.check("the recipe", size**2)
+        GENERATED.check("the recipe", 3 * count * size**2)
         self.count = count
         self.size = size
         self.seed = seed

@@ -2,7 +2,7 @@
 
 An HDF5 file may lead elsewhere: by links and virtual datasets to other files, by external storage to raw bytes of any
 file, by a filter to a plugin that HDF5 would load and execute. All of these are refused. A chunk is decompressed
-whole, so its size has a limit.
+whole, so its size has a limit, and what it expands to is checked first (``hdf5_chunks``).
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blt_builtins.data.hdf5_chunks import Chunks
 from bltoolbox.plugin import RECORDED, MissingError, open_file
 
 if TYPE_CHECKING:
     from h5py import Dataset, File
 
-#: Filters that are part of HDF5 (deflate, shuffle, Fletcher, szip, n-bit, scale–offset) and of h5py (LZF).
-_FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
 _SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 _SHOWN = 5
 
@@ -52,12 +51,13 @@ class Hdf5Rows:
             open_file(file).close()  # refuses pipes, for which HDF5 would wait
             self._file: File = h5py.File(file, "r", locking=False)
             self._dataset = _find(self._file, file, name)
-            _refuse_elsewhere(self._dataset, f"{file}:{self._dataset.name}")
+            self._chunks = _checked(self._dataset, f"{file}:{self._dataset.name}")
             self.shape: tuple[int, ...] = self._dataset.shape
             self.dtype: np.dtype[Any] = self._dataset.dtype
 
     def take(self, i: int) -> NDArray[Any]:
         with _damage(self.file):
+            self._chunks.check(i)
             return np.asarray(self._dataset[i])
 
 
@@ -92,16 +92,11 @@ def _find(root: File, file: Path, name: str) -> Dataset:
     return place
 
 
-def _refuse_elsewhere(dataset: Dataset, name: str) -> None:
-    settings = dataset.id.get_create_plist()
-    filters = {settings.get_filter(i)[0] for i in range(settings.get_nfilters())}
+def _checked(dataset: Dataset, name: str) -> Chunks:
+    """The chunks of a dataset that consists of numbers in this file; anything else is refused."""
     if dataset.is_virtual or dataset.external:
         raise ValueError(f"{name} is refused: its values are in other files; copy them into one dataset")
-    if filters - _FILTERS:
-        raise ValueError(
-            f"{name} is refused: it is compressed by a plugin of HDF5, which reading it would execute; save it with"
-            " gzip or without compression"
-        )
     if dataset.dtype.kind not in "buifc":
         raise ValueError(f"{name} contains {dataset.dtype}; numbers are needed")
     RECORDED.check(name, math.prod(dataset.chunks or ()))
+    return Chunks(dataset, name)

@@ -45,11 +45,12 @@ from bltoolbox.plugin import Data
 
 @dataclass(frozen=True)
 class ContextFile:
-    """Something that the operator needs to know about each sample.
+    """Something that operator or data term need to know about each sample.
 
     Args:
-        key: What the operator calls it, e.g. mask or kernel.
-        path: Where it is, as for `measured`; arrays are passed on as they are stored, also complex ones.
+        key: What they call it, e.g. mask, kernel or class.
+        path: Where it is, as for `measured`; arrays are passed on as they are stored, also complex ones. One number
+            per sample, e.g. its class, is an array of N.
     """
 
     key: str
@@ -62,7 +63,7 @@ class Pairs(Data):
     Args:
         measured: The measurements: a folder, a glob, an .npy file N×… or file.h5:/dataset.
         clean: The true images, or noisy targets; none when left out.
-        context: What differs from sample to sample in the operator: a list of {key: mask, path: masks.npy}.
+        context: What differs from sample to sample in operator and data term: a list of {key: mask, path: masks.npy}.
         range: The values between which images lie.
         layout: Where the channels of .npy and HDF5 samples are.
         count: Number of samples to use; all from ``offset`` on when left out.
@@ -91,7 +92,7 @@ class Pairs(Data):
         self.offset = offset
         self._measured = open_source(measured)
         self._clean = None if clean is None else open_source(clean)
-        self._context = {entry.key: open_source(entry.path) for entry in context}
+        self._context = {entry.key: open_source(entry.path, numbers=True) for entry in context}
         total = self._matched()
         check_range(f"{measured} holds {total} samples", total, offset, count)
         self.count = total - offset if count is None else count

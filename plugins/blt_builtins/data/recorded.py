@@ -50,14 +50,14 @@ class Source(ABC):
 class Rows(Source):
     """The rows of an ``.npy`` file or of an HDF5 dataset."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, numbers: bool = False) -> None:
         self.path = path
         inside = hdf5_path(path)
         self.root = Path(path).expanduser() if inside is None else inside[0]
         if not self.root.is_file():
             raise ValueError(f"there is no file {self.root} (looked in {Path.cwd()})")
         self._rows = _NpyRows(self.root) if inside is None else Hdf5Rows(*inside)
-        if len(self._rows.shape) < 2 or 0 in self._rows.shape:
+        if len(self._rows.shape) < (1 if numbers else 2) or 0 in self._rows.shape:
             raise ValueError(f"{path} has shape {_by(self._rows.shape)}; a row for each sample is needed")
         self.count, *shape = self._rows.shape
         self.shape = tuple(shape)
@@ -119,11 +119,11 @@ class Files(Source):
         return f"file {os.path.realpath(self._files[i])}"
 
 
-def open_source(path: str) -> Source:
-    """A folder, a glob, an ``.npy`` file or a dataset of an HDF5 file."""
+def open_source(path: str, numbers: bool = False) -> Source:
+    """A folder, a glob, an ``.npy`` file or a dataset of an HDF5 file, whose rows may be single ``numbers``."""
     place = Path(path).expanduser()
     if hdf5_path(path) is not None or (place.suffix.lower() == ".npy" and not is_glob(path)):
-        return Rows(path)
+        return Rows(path, numbers)
     if not is_glob(path) and not place.exists():
         raise ValueError(
             f"{path} does not exist (looked in {Path.cwd()}); give a folder, a glob such as gt/*.png, an .npy file or"

@@ -30,6 +30,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "data_term",
+            "transmission",
+            f"{_HOME}.transmission:Transmission",
+            "Likelihood of X-ray counts; for tomography at low dose.",
+        ),
+        Component(
+            "data_term",
             "student-t",
             f"{_HOME}.student_t:StudentT",
             "Logarithmic distance that ignores gross outliers; not convex.",

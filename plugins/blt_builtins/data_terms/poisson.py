@@ -8,10 +8,10 @@ constant. For t < 0, which has no physical meaning, D continues as its second-or
     D = Σ_k p[b − y_k log b + (1 − y_k/b) t_k + y_k t_k²/(2b²)] + ψ(t_k),   t < 0
     ψ'' = min(−t/b, 1)/b²                                                  the curvature of one count, where t ≤ −b
 
-so it is twice differentiable and convex everywhere. Without ψ an entry that counts nothing, y_k = 0, would be linear,
-and where many of them adjoin, the energy of a weak regularizer would have no minimum: dark areas would fall without
-end. With it D grows in both directions, and dark areas end slightly below zero, or at zero with the constraint
-`nonnegative`. L = (p max y + 1)/b² per sample, |D'''| ≤ max(2p max y, 1)/b³.
+so it is twice differentiable and convex everywhere. Without ψ an entry without counts, y_k = 0, would be linear,
+and where many of them are adjacent, the energy with a weak regularizer would have no minimum: dark areas would
+decrease without bound. With it D grows in both directions, and dark areas end slightly below zero, or at zero with
+the constraint `nonnegative`. L = (p max y + 1)/b² per sample, |D'''| ≤ max(2p max y, 1)/b³.
 
 The weight y_k/(t + b) does not majorise for small arguments; the global curvature (p y_k + 1)/b² does, and makes `mm`
 correct but slow. With `agd` the certified L is equally pessimistic; `lbfgs` and `newton-cg` need no L.

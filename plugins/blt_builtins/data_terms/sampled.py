@@ -14,7 +14,7 @@ zero mean do not see the mean of an image, so without the zero frequency the min
 
 A scanner measures a frequency or does not. With `binary: true` s is the nearest pattern of zeros and `count` ones, and
 stays as it is, without a penalty, while the regularizer is learned. Start it from a learned s by `init`; without one
-the lowest frequencies are taken. They are also what a baseline measures, `count` of them. A cold solve starts from the
+the lowest frequencies are taken. A baseline measures `count` of them, too. A cold solve starts from the
 zero-filled Aᵀ(s·y), so that it knows nothing of measurements that are not used.
 
 When to choose it: to design the sampling of an MRI sequence together with the regularizer, with operator `mri` and

@@ -9,7 +9,7 @@ an entry for each pixel of the training images, and fits images of their size on
 strongly convex in t.
 
 For denoising e^{−w} is a map of regularization: where the weight is small, the regularizer decides. For other operators
-measurements have other places than the image; there `weighted` weights the regularizer at each place.
+the measurements do not lie on the pixels of the image; use `weighted`, which weights the regularizer at each pixel.
 
 When to choose it: noise, or a defect of the operator, whose strength depends on the place in the same way in all
 samples: vignetting, the corners of a detector, frequencies of a transform. With training images of few kinds leave the

@@ -71,4 +71,22 @@ def blt_components() -> list[Component]:
             "blt_builtins.hypergradients.saba:SABA",
             "SOBA with variance reduction; accurate on finite sums that fit in memory.",
         ),
+        Component(
+            "hypergradient",
+            "shine",
+            "blt_builtins.hypergradients.shine:SHINE",
+            "The inverse Hessian that lbfgs has built, as it is or refined by a few CG iterations.",
+        ),
+        Component(
+            "hypergradient",
+            "f2sa",
+            "blt_builtins.hypergradients.f2sa:F2SA",
+            "Minimisers of h and of h + g/λ compared; needs no Hessian, biased by about 1/λ.",
+        ),
+        Component(
+            "hypergradient",
+            "bome",
+            "blt_builtins.hypergradients.bome:BOME",
+            "One step on x and θ together that lowers loss and value function; no Hessian.",
+        ),
     ]

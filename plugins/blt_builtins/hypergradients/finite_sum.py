@@ -42,6 +42,7 @@ class FiniteSumEstimator(HypergradientEstimator):
     exact = False
     moves_x = True
     stochastic = True
+    needs_memory = True
 
     def keeps(self, lower: Lower, upper: Upper) -> Rows:
         return {"adjoint": empty_rows(lower)}

@@ -27,6 +27,8 @@ from bltoolbox.plugin import (
 class ImplicitEstimator(HypergradientEstimator):
     """Keeps the adjoint q of each task as the start of its next linear system."""
 
+    simultaneous = True
+
     def keeps(self, lower: Lower, upper: Upper) -> Rows:
         return {"adjoint": torch.empty((0, *lower.shape), dtype=lower.mu.dtype, device=lower.mu.device)}
 

@@ -42,7 +42,7 @@ class SABA(FiniteSumEstimator):
         step: ρ, the length of the steps on x and q; `auto` is 1/(3L) with L a bound for all blocks.
     """
 
-    limit = BiasLimit(calls=(15, 60, 240))
+    limit = BiasLimit(calls=(15, 45, 135))
 
     def __init__(self, step: StepLength = "auto") -> None:
         self.step = step

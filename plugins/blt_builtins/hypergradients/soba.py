@@ -8,7 +8,8 @@ h_j and g_k, hence unbiased. The first z has no part from q, which is zero. The 
 not matter: a call is one step. If the problem is not a finite sum, this is the simultaneous single loop.
 
 When to choose it: finite sums where a step must be as cheap as a stochastic gradient. γ must be small compared with ρ,
-since x and q only follow θ; with fixed ρ a noise floor remains, which ``step_decay`` (1/2, say) or `saba` removes.
+since x and q only follow θ, and line searches (`hoag`, `isgd-ls`) compare values that z does not yet predict; with
+fixed ρ a noise floor remains, which ``step_decay`` (1/2, say) or `saba` removes.
 
 Reference: Dagréou, Ablin, Vaiter & Moreau, *A framework for bilevel optimization that enables stochastic and global
 variance reduction algorithms*, NeurIPS 2022.

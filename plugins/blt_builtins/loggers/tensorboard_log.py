@@ -25,8 +25,10 @@ from bltoolbox.plugin import (
     Experiment,
     Logger,
     MissingError,
+    Model,
     RunResult,
     make_folder,
+    shown_filters,
     shown_parameters,
 )
 
@@ -87,8 +89,17 @@ class TensorBoardLog(Logger):
         self._close()
 
     def finished(self, result: RunResult) -> None:
-        model = result.model
-        pictures = model.problem.regularizer.pictures(model.prepared["regularizer"])
+        if isinstance(result.model, Model):
+            self._show_learned(result.model)
+        if result.evaluation is not None:
+            for metric in result.evaluation.metrics:
+                value = result.evaluation.mean(metric.name)
+                self._open().add_scalar(f"result/test {metric.label}", value, self.step)
+        self._close()
+
+    def _show_learned(self, model: Model) -> None:
+        """The pictures that the components of a model of images make of θ."""
+        pictures = shown_filters(model.problem, model.prepared)
         if pictures is not None and pictures.shape[1] in (1, 3):
             largest = pictures.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12)
             self._open().add_images(
@@ -97,11 +108,6 @@ class TensorBoardLog(Logger):
         for one in shown_parameters(model.problem, model.prepared):
             if one.values.shape[1] in (1, 3):
                 self._open().add_images(f"learned/{one.role}", one.shades, self.step)
-        if result.evaluation is not None:
-            for metric in result.evaluation.metrics:
-                value = result.evaluation.mean(metric.name)
-                self._open().add_scalar(f"result/test {metric.label}", value, self.step)
-        self._close()
 
     def _open(self) -> Any:
         if self.writer is None:

@@ -10,16 +10,16 @@ identity (elsewhere the data term is a second block with K = A), together with t
 and one Kᵀ, as much as a gradient. Each block has its own σ, since the norms of filters and operator may differ by
 orders of magnitude.
 
-γ is half the strong convexity of G, and the error falls like 1/k (half of it was faster than all of it or a tenth on
-total variation). Steps shrink only while the dual changes more than the primal variable, in common units. Where G is
+γ is half the strong convexity of G, and the error falls like 1/k (for total variation, half of it was faster than all
+of it or a tenth). Steps shrink only while the dual changes more than the primal variable, in common units. Where G is
 not known to be strongly convex they are balanced instead: longer or shorter by a factor that tends to 1, according to
 which of the two changes more. They start at τ = 1/s, s the mean curvature of the data term at the start.
 
 The residual is √(2μ·gap), a certified bound of μ‖x − x̂‖, with the duality gap of ``bltoolbox.bilevel.saddle``. Where
-no strong convexity of data term and `strong_convexity` is known, as in most deblurring problems, it bounds nothing:
-there it is √(‖r‖² + 2sc), r = Kᵀp + ∇G(x) and c = F(Kx) + F*(p) − ⟨Kx, p⟩, which vanishes at a solution only.
+neither the data term nor `strong_convexity` makes h strongly convex, as in most deblurring problems, it bounds nothing:
+there it is √(‖r‖² + 2sc), r = Kᵀp + ∇G(x) and c = F(Kx) + F*(p) − ⟨Kx, p⟩, which vanishes only at a solution.
 
-The dual p is kept from one solve to the next: a start from x alone saves nothing, one from both most of the iterations.
+The dual p is kept from one solve to the next: a start from x alone saves nothing, one from both saves most iterations.
 
 When to choose it: for `tv-nonsmooth` and `foe-nonsmooth`, with hypergradient `piggyback`. For smooth regularizers `mm`
 and `lbfgs` reach tight tolerances in far fewer iterations.

@@ -31,6 +31,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "noise",
+            "transmission",
+            "blt_builtins.noises.transmission:TransmissionNoise",
+            "X-ray counts behind an object, as line integrals: dense places are noisier.",
+        ),
+        Component(
+            "noise",
             "salt-and-pepper",
             "blt_builtins.noises.salt_and_pepper:SaltAndPepper",
             "Some values are lost and read as the darkest or the brightest one.",

@@ -62,10 +62,6 @@ class Examples:
     def _rows_of_block(self, part: Tensor, tasks: Tensor, j: Tensor) -> Tensor:
         return part.unflatten(1, (-1, self.blocks))[tasks, :, j]
 
-    def with_features(self, features: Tensor) -> Examples:
-        """The same rows with other features, and the bounds for them."""
-        return with_spectra(replace(self, features=features), self.blocks)
-
 
 def collect(features: Tensor, targets: Tensor, rows: Sequence[Tensor], blocks: int = 1) -> Examples:
     """Tasks from the table (N, p) of features and (N,) of targets; one tensor of row numbers for each task."""

@@ -152,20 +152,26 @@ class LinearUpper(Upper):
     infimum = 0.0
 
     @property
+    def features(self) -> Tensor:
+        """a_k, (B, n, p)."""
+        return self.examples.features
+
+    @property
+    def spectrum(self) -> Tensor:
+        """Valid bounds (B, 2) of the eigenvalues of Σ_k w_k a_k a_kᵀ."""
+        return self.examples.spectrum
+
+    @cached_property
     def lipschitz(self) -> Tensor:  # type: ignore[override]
-        return self.loss.most * self.examples.spectrum[:, 1]
+        return self.loss.most * self.spectrum[:, 1]
 
     def value(self, x: Tensor) -> Tensor:
-        return self.value_of(self.examples.features, x)
-
-    def value_of(self, features: Tensor, x: Tensor) -> Tensor:
-        """g with features that may depend on θ."""
-        value = self.loss.value(predict(features, x), self.examples.targets)
+        value = self.loss.value(predict(self.features, x), self.examples.targets)
         return (self.examples.weights * value).double().sum(1)
 
     def gradient(self, x: Tensor) -> Tensor:
-        slope = self.loss.slope(predict(self.examples.features, x), self.examples.targets)
-        return collect_rows(self.examples.features, self.examples.weights.unsqueeze(-1) * slope, x)
+        slope = self.loss.slope(predict(self.features, x), self.examples.targets)
+        return collect_rows(self.features, self.examples.weights.unsqueeze(-1) * slope, x)
 
     def take(self, index: Tensor) -> Self:
         return replace(self, examples=self.examples.take(index))
@@ -176,39 +182,3 @@ class LinearUpper(Upper):
 
     def block(self, j: Tensor) -> Self:
         return replace(self, examples=self.examples.block(j))
-
-
-@dataclass(frozen=True)
-class RidgeLower(LinearLower):
-    """h where θ is the ridge: r = e^θ, one exponent in all or one for each feature."""
-
-    @cached_property
-    def ridge(self) -> Tensor:
-        ridge = self.theta["log_weight"].exp()
-        return ridge.unsqueeze(-1) if self.columns else ridge
-
-
-@dataclass(frozen=True)
-class WeightedLower(LinearLower):
-    """h where θ weighs the examples of the table: w_k = σ(θ_k)/n, with a fixed ridge."""
-
-    strength: float = 0.0
-
-    @cached_property
-    def ridge(self) -> Tensor:
-        return self.examples.weights.new_tensor(self.strength)
-
-    @cached_property
-    def trust(self) -> Tensor:
-        """σ(θ_k) of every row, (B, n)."""
-        return torch.sigmoid(self.theta["logits"])[self.examples.rows]
-
-    @cached_property
-    def weights(self) -> Tensor:
-        return self.examples.weights * self.trust
-
-    @property
-    def spectrum(self) -> Tensor:
-        # A factor for each row, between the smallest and the largest of them.
-        trust = self.trust.detach()
-        return self.examples.spectrum * torch.stack([trust.amin(1), trust.amax(1)], 1)

@@ -45,7 +45,7 @@ def blt_components() -> list[Component]:
             "regularizer",
             "tgv",
             "blt_builtins.regularizers.tgv:TotalGeneralizedVariation",
-            "Smoothed total generalized variation: like tv without its steps on smooth shading.",
+            "Smoothed total generalized variation: like tv, but without steps in smooth shading.",
         ),
         Component(
             "regularizer",
@@ -57,7 +57,7 @@ def blt_components() -> list[Component]:
             "regularizer",
             "weighted",
             "blt_builtins.regularizers.weighted:Weighted",
-            "Another regularizer with a learned weight at every place: more of it here, less there.",
+            "Another regularizer with a learned weight at every pixel of the image.",
         ),
         Component(
             "regularizer",

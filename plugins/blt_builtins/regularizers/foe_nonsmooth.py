@@ -3,12 +3,12 @@
     R_θ(x) = e^{θ_0} Σ_j e^{θ_j} Σ_p |(c_j ⋆ x)_p|
 
 The limit ν → 0 of `foe`, with the same kernels in the same coordinates, without log ν. R is not differentiable where a
-filter does not respond, which is what it brings about: filter responses of restored images are sparse. Only `pdhg` can
+filter response is zero, as most of them are in restored images: responses are sparse. Only `pdhg` can
 minimise it, with hypergradient `piggyback`. The weights belong to the filters, C_j = e^{θ_0+θ_j} c_j, and dual
-variables lie in [−1, 1], whatever θ is. At finite differences, the initial kernels, responses across a mirrored border
-vanish for every image, so that f has a kink in the kernels there; after one step it has none.
+variables lie in [−1, 1], whatever θ is. With finite differences as initial kernels, responses across a mirrored
+border are zero for every image, so that f has a kink at the initial θ; after one step it has none.
 
-When to choose it: for analysis sparsity as in the literature of that name. `foe` learns faster: its smoothing is a
+When to choose it: for the analysis-sparsity models of the literature. `foe` learns faster: its smoothing is a
 parameter, and its solvers need fewer iterations.
 
 References: Roth & Black, *Fields of Experts*, IJCV 2009; Bogensperger, Chambolle & Pock, *Convergence of a

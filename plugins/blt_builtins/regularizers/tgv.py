@@ -15,7 +15,7 @@ Parameters: the log-weights of α_1 and α_0, and log ν.
 h is not strongly convex in w: accuracies are gradient norms, unless `strong_convexity` in the recipe adds (μ/2)‖·‖² to
 image and w.
 
-When to choose it: images with smooth shading, for which `tv` makes steps; its three parameters need hardly any
+When to choose it: images with smooth shading, in which `tv` produces steps; its three parameters need hardly any
 training data. The lower variable is three times as large as the image, and solvers need about five times as many
 iterations as for `tv`.
 

@@ -5,7 +5,7 @@
 Forward differences, none across the border. With `channels: joint`, the edges of all channels are coupled (vectorial
 TV); with `separate`, each channel has its own sum. One parameter, the log-weight θ_0.
 
-R is not differentiable where neighbouring pixels are equal, which is what it makes them: restored images are piecewise
+R is not differentiable where neighbouring pixels are equal, as most of them are in restored images, which are piecewise
 constant. Only `pdhg` can minimise it, with hypergradient `piggyback`. For a primal–dual solver the weight belongs to
 the operator, C = e^{θ_0} D with ‖C‖² ≤ 8e^{2θ_0}, and the potential is the plain norm: dual variables lie in unit
 balls, whatever θ is, so that they remain good starts when θ changes.

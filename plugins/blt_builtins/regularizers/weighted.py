@@ -1,4 +1,4 @@
-"""A learned weight at every place of the image, for another regularizer.
+"""Another regularizer with a learned weight at every pixel of the image.
 
     R_θ(x) = Σ_p e^{w_p} r_p(x),        Σ_p r_p = the base regularizer, e.g. r_p = e^{θ_0}(√(|Dx|_p² + ν²) − ν) of `tv`
     P(w) = γ Σ |∇w|²                    differences of neighbouring entries of the map
@@ -12,10 +12,10 @@ For r_p = ψ(t_p), t = Cx, with convex ψ, gradient and Hessian products cost as
 e^{min w} r ⪯ R ⪯ e^{max w} r follow the bounds: L is that of the base times max e^w, strong convexity that of the base
 times min e^w. Error bounds of hypergradients are estimated.
 
-When to choose it: where the right amount of regularization depends on the place in the same way in all images: organs
-in registered scans, the border of a field of view, sensitivities that fall off. For noise of varying strength choose
-`weight-map`, a data term with a map. For a weight per class of images use `least-squares` with `classes`: e^θ D + R
-has the minimiser of D + e^{−θ} R.
+When to choose it: where the right amount of regularization depends on the position in the same way in all images:
+organs in registered scans, the border of a field of view, sensitivities that decay. For noise of varying strength
+choose `weight-map`, a data term with a map. For a weight per class of images use `least-squares` with `classes`: e^θ D
++ R has the minimiser of D + e^{−θ} R.
 
 References: Hintermüller & Rautenberg, *Optimal selection of the regularization function in a weighted total variation
 model*, JMIV 2017; Kofler, Altekrüger, Ba et al., *Learning regularization parameter-maps for variational image

@@ -13,6 +13,13 @@ whose predicted decrease is smaller than the error of such values is lengthened 
 predicts more than a quarter of the loss is shortened to that. Then it is doubled or halved as often as necessary: a
 first step that is wrong by orders of magnitude costs a few solves, not a run.
 
+Is it unbiased? Steps between measurements are: their α comes from earlier batches, so that E[α_k z_v] = α_k E[z_v]. A
+measured step is not: α and z come from the same batch, and batches of low curvature get longer steps, so that the mean
+step need not vanish at a minimiser. In denoising with `foe`, batches of 8 and a learned θ, the mean measured step
+differed from mean α times mean z by 24 %, where a single z differs from its mean by 170 %, and about one step in ten is
+measured. Measuring on another batch would remove this bias, but a step could then increase the loss of its own batch
+unnoticed, which is what the measurement is there to prevent; it is not offered.
+
 When to choose it: mini-batches with an unknown step length. A tuned `isgd` is as good, but not better.
 
 References: Vaswani et al., *Painless stochastic gradient: interpolation, line-search, and convergence rates*, NeurIPS
@@ -51,6 +58,8 @@ from bltoolbox.plugin import (
 _FIRST, _TRIALS = 3, 40
 #: The fraction of the loss below which a predicted decrease is hidden by the error of the values.
 _UNSEEN = 1e-3
+#: The fraction of the loss below which a change is lost in the rounding of values.
+_ROUNDING = 1e-10
 #: A step is also measured if it is longer than this times the last one measured.
 _FAR = 1.5
 
@@ -138,11 +147,17 @@ class ISGDLineSearch(UpperOptimizer):
             )
         while first and alpha * slope < _UNSEEN * abs(base):
             alpha *= 10
-        last = 0
+        last, visible = 0, alpha * slope > _UNSEEN * abs(base)
         for trial in range(1, _TRIALS + 1):
-            gain = (base - oracle.value(descend(oracle, theta, z, alpha), Accuracy(tol)).value) / (
-                alpha * slope
-            )
+            predicted = alpha * slope
+            if predicted <= _ROUNDING * abs(base):
+                if not visible:  # θ is stationary, as far as can be measured
+                    return alpha, trial
+                raise NumericalError(
+                    f"no step, however short, decreases the loss as its gradient of norm {math.sqrt(slope):.3g}"
+                    f" predicts; solutions to the accuracy {tol:.3g} may not follow θ; decrease upper_optimizer.tol"
+                )
+            gain = (base - oracle.value(descend(oracle, theta, z, alpha), Accuracy(tol)).value) / predicted
             wish = -1 if gain < self.low else 1 if gain > self.high and (first or last == 0) else 0
             if wish == 0 or wish == -last:
                 # After a change of direction, take the shorter of the two neighbours, which has the higher gain.

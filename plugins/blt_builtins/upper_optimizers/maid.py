@@ -1,12 +1,25 @@
 """MAID, the method of adaptive inexact descent, which chooses the accuracy and length of each step.
 
     1. compute z with an error bound ω at accuracies (ε, δ); while ω > (1−η)‖z‖ tighten (ε, δ) by ρ_a
-    2. for α = α_k, ρα_k, ρ²α_k, … (N trials): θ⁺ = Π(θ − αz); accept if  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α
-    3. if none is accepted: tighten (ε, δ), N ← N + 1, go to 1; otherwise: lengthen α, loosen (ε, δ), reset N
+    2. θ⁺ = Π(θ − αz); accept if  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α;  otherwise
+         too inaccurate, if g(x̃⁺) − g(x̃) ≤ −η² ‖θ⁺ − θ‖²/α: tighten ε, solve again at θ and θ⁺, and compare again
+         too long, if not: shorten α, and try again, up to N lengths
+    3. if none of them is accepted: tighten (ε, δ), N ← N + 1, go to 1; otherwise: loosen (ε, δ), reset N,
+       α ← ⟨s, y⟩/‖y‖² with s = θ⁺ − θ and y = z⁺ − z, at most four times longer or shorter than the last one
 
 F⁺ = g(x̃⁺) + ‖∇g(x̃⁺)‖ε⁺ + (L_g/2)ε⁺² lies above f(θ⁺) and F⁻ = g(x̃) − ‖∇g(x̃)‖ε below f(θ), with the
 accuracies ε actually achieved. If the strong convexity μ is known, an accepted step is certain to decrease the true f.
 Otherwise, as in deblurring, ε = ‖∇h‖/μ̂ with the Ritz value μ̂ that ω also uses, and the step is logged as `estimated`.
+
+F⁺ − F⁻ exceeds the plain difference by about 2‖∇g‖ε, which shorter steps do not reduce: they promise less, and fail
+as well. So the two reasons to reject a step have two remedies. z is sufficiently accurate by 1, so only f is computed
+again. The next trial starts from the solutions of a rejected one if θ⁺ is the same, and on the way to them if the step
+is shorter. The first α of a step is that of Barzilai and Borwein, the inverse of a curvature of f, so that the first
+trial is rarely too long. `line_search: paper` is the published method instead: a rejected step is always shortened, and
+an accepted one lengthened by a fixed factor.
+
+`acceptance: plain` also accepts a step whose plain values decrease enough, as the scripts of the authors do. It is
+cheaper, and certain of nothing: the log has `plain` for a decrease without a certificate.
 
 When to choose it: no step size to tune and a guaranteed decrease, at the cost of using all data at each step (sampler
 `full`).
@@ -17,11 +30,12 @@ with application to hyperparameter learning*, 2024.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
-from torch import Tensor
 
 from blt_builtins.upper_optimizers.schedule import (
     TOO_SHORT,
@@ -32,8 +46,10 @@ from blt_builtins.upper_optimizers.schedule import (
     descend,
     first_step,
     is_lost,
+    spectral_step,
     step_metrics,
 )
+from blt_builtins.upper_optimizers.trial import Trial
 from bltoolbox.plugin import (
     Accuracy,
     HypergradientResult,
@@ -41,7 +57,6 @@ from bltoolbox.plugin import (
     Step,
     Theta,
     UpperOptimizer,
-    Value,
     theta_norm,
 )
 
@@ -57,10 +72,14 @@ class MAID(UpperOptimizer):
             or 2 % of the right-hand side at θ_0 if `tol` is `auto`.
         eta: η; the relative error of z may be 1 − η, and a step must gain η² of the decrease that z predicts.
         shrink: ρ, the factor by which the line search shortens the step.
-        grow: factor by which the step grows after it is accepted.
+        grow: factor by which the step grows after it is accepted, where no positive curvature was measured.
         tighten: factor by which the accuracies are tightened if they do not suffice.
         loosen: factor by which they are loosened after an accepted step.
         trials: N, the number of step lengths tried before the accuracies are tightened.
+        acceptance: `certified` accepts a step that decreases f whatever the errors of its values; `plain` also one
+            whose values decrease.
+        line_search: `adaptive` tightens the accuracy at once if only the error bounds reject a step, and measures the
+            curvature of f for the next; `paper` shortens it first, and lengthens the next by `grow`, as published.
     """
 
     full_batch = True
@@ -72,12 +91,14 @@ class MAID(UpperOptimizer):
         step: Annotated[float, Gt(0)] | Auto = "auto",
         tol: Annotated[float, Gt(0)] | Auto = "auto",
         adjoint_tol: Annotated[float, Gt(0)] | None = None,
-        eta: Fraction = 0.5,
+        eta: Fraction = 0.1,
         shrink: Fraction = 0.5,
-        grow: Annotated[float, Gt(1)] = 10 / 9,
+        grow: Annotated[float, Gt(1)] = 1.5,
         tighten: Fraction = 0.5,
         loosen: Annotated[float, Gt(1)] = 1.25,
         trials: Annotated[int, Gt(0)] = 5,
+        acceptance: Literal["certified", "plain"] = "certified",
+        line_search: Literal["adaptive", "paper"] = "adaptive",
     ) -> None:
         self.step_size = step
         self.tol = tol
@@ -88,12 +109,17 @@ class MAID(UpperOptimizer):
         self.tighten = tighten
         self.loosen = loosen
         self.trials = trials
+        self.acceptance = acceptance
+        self.line_search = line_search
 
     def init(self, theta: Theta) -> dict[str, Any]:
         return {}
 
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         state, trials, gradients = dict(state), self.trials, 0
+        # Earlier versions had one line search and no such entry: their runs, interrupted in a step, continue with it.
+        state.setdefault("line_search", "paper" if "alpha" in state else self.line_search)
+        previous = {name: state.pop(name) for name in list(state) if name.startswith(("theta/", "z/"))}
         if "tol" not in state:
             state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
         tol, adjoint_tol = state["tol"], state["adjoint_tol"]
@@ -105,43 +131,88 @@ class MAID(UpperOptimizer):
             length = theta_norm(result.gradient.values())
             accurate = result.bound is not None and result.bound <= (1 - self.eta) * length
             if accurate:
-                found = self._line_search(theta, oracle, state["alpha"], trials, result, tol)
-                if found is not None:
+                if previous:
+                    last = state["alpha"] / self.grow
+                    state["alpha"] = spectral_step(theta, result.gradient, previous, last) or state["alpha"]
+                    previous = {}
+                trial = self._line_search(theta, oracle, state, trials, result, tol)
+                if self._accepts(trial):
                     break
+                state["alpha"], tol = trial.restart, trial.tol
                 trials += 1
             if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
                 value = result.value
                 return Step(dict(theta), state, value.value, finished=reason, penalty=value.penalty)
             tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
-        moved, value, alpha, tried = found
-        oracle.accept(value)
-        certified = result.value.certified and value.certified
-        metrics = step_metrics(alpha, tol, adjoint_tol, result.gradient) | {
+        oracle.accept(trial.after)
+        metrics = step_metrics(trial.alpha, trial.tol, adjoint_tol, result.gradient) | trial.metrics()
+        metrics |= {
             "bound": result.bound or 0.0,
             "attempts": gradients,
-            "trials": tried,
-            "decrease": result.value.lower - value.upper,
-            "decrease_kind": "certified" if certified else "estimated",
-            "certified": int(certified),
+            "trials": trial.number,
+            "tightenings": trial.tightenings,
         }
-        after = {
-            "alpha": self.grow * alpha,
-            "tol": self.loosen * tol,
+        after = state | {
+            "alpha": self.grow * trial.alpha,
+            "tol": self.loosen * trial.tol,
             "adjoint_tol": self.loosen * adjoint_tol,
         }
-        return Step(moved, after, value.value, metrics, penalty=value.penalty)
+        if state["line_search"] == "adaptive":
+            after |= {f"theta/{name}": value for name, value in theta.items()}
+            after |= {f"z/{name}": value for name, value in result.gradient.items()}
+        return Step(trial.theta, after, trial.after.value, metrics, penalty=trial.after.penalty)
+
+    def _accepts(self, trial: Trial) -> bool:
+        return trial.certified or (self.acceptance == "plain" and trial.plain)
+
+    def _needs_accuracy(self, trial: Trial) -> bool:
+        """Whether nothing but its error bounds rejects a trial, and they can be made smaller."""
+        # An infinite bound says that h is not convex at θ⁺, for which accuracy is no remedy.
+        tightenable = math.isfinite(trial.after.upper) and not trial.at_floor
+        return trial.plain and tightenable and not self._accepts(trial)
 
     def _line_search(
-        self, theta: Theta, oracle: Oracle, alpha: float, trials: int, result: HypergradientResult, tol: float
-    ) -> tuple[dict[str, Tensor], Value, float, int] | None:
-        for trial in range(trials):
+        self,
+        theta: Theta,
+        oracle: Oracle,
+        state: Mapping[str, Any],
+        trials: int,
+        result: HypergradientResult,
+        tol: float,
+    ) -> Trial:
+        """The first trial that is accepted, or the last one."""
+        alpha, adaptive = state["alpha"], state["line_search"] == "adaptive"
+        before, rejected, restart, tightenings, number = result.value, None, alpha, 0, 0
+        while True:
+            number += 1
             moved = descend(oracle, theta, result.gradient, alpha)
             distance = theta_norm(moved[name] - value for name, value in theta.items())
-            value = oracle.value(moved, Accuracy(tol), bound=True)
-            if value.upper - result.value.lower <= -(self.eta**2) * distance**2 / alpha:
-                return moved, value, alpha, trial + 1
+            # x̂ is nearly linear in α, so at ρα it lies near the point at ρ of the way to that at α.
+            after = oracle.value(moved, Accuracy(tol), bound=True, towards=rejected, fraction=self.shrink)
+            promise = self.eta**2 * distance**2 / alpha
+            trial = Trial(moved, alpha, tol, before, after, promise, restart, tightenings, number)
+            if adaptive:
+                trial = self._sharpen(theta, oracle, trial)
+                before, rejected, tol, tightenings = trial.before, trial.after, trial.tol, trial.tightenings
             alpha *= self.shrink
-        return None
+            if adaptive and trial.too_long:
+                restart = alpha
+            if number == trials or self._accepts(trial):
+                return replace(trial, restart=restart)
+
+    def _sharpen(self, theta: Theta, oracle: Oracle, trial: Trial) -> Trial:
+        """The same step at ever tighter ε, as long as nothing but its error bounds rejects it."""
+        while self._needs_accuracy(trial):
+            effort = Accuracy(self.tighten * trial.tol)
+            before = oracle.value(theta, effort, bound=True)
+            if not math.isfinite(before.value):
+                break
+            oracle.accept(before)
+            after = oracle.value(trial.theta, effort, bound=True, towards=trial.after)
+            trial = replace(
+                trial, tol=effort.tol, before=before, after=after, tightenings=trial.tightenings + 1
+            )
+        return trial
 
 
 def _exhausted(

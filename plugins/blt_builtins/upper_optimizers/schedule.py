@@ -25,6 +25,8 @@ TOO_SHORT = "converged-to-precision: no step that changes θ decreases the loss"
 #: loss and changes θ by at most this fraction of its norm.
 _ACCURACY, _PROMISE, _CHANGE = 0.02, 0.25, 0.05
 _HALVINGS = 30
+#: The largest change of the step length from one step to the next that a measured curvature may cause.
+_FACTOR = 4
 
 
 def accuracies(
@@ -97,6 +99,22 @@ def safe_first_step(
             break
         alpha /= 2
     return alpha / 2
+
+
+def spectral_step(theta: Theta, z: Theta, previous: Mapping[str, Tensor], last: float) -> float | None:
+    """The step of Barzilai & Borwein, ⟨s, y⟩/‖y‖² for the last step s and the change y of z along it, within a factor
+    of ``last``; None where no positive curvature was met. ``previous`` has θ and z before the step: `theta/…`, `z/…`.
+
+    Of their two steps this is the shorter one, which a monotone line search rejects less often.
+    """
+    product = square = 0.0
+    for name, value in theta.items():
+        change = (z[name] - previous[f"z/{name}"]).double()
+        product += float(((value - previous[f"theta/{name}"]).double() * change).sum())
+        square += float(change.square().sum())
+    if not product > 0:
+        return None
+    return min(max(product / square, last / _FACTOR), last * _FACTOR)
 
 
 def power_decay(first: float, decay: float, k: int) -> float:

@@ -23,7 +23,7 @@ from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.roles import DataTerm, Regularizer
 
 if TYPE_CHECKING:
-    from bltoolbox.restoration.variational import ImageLower
+    from bltoolbox.restoration.image_lower import ImageLower
 
 #: What a primal–dual solver needs of a regularizer.
 METHODS = ("analyse", "synthesise", "analysis_norm", "potential_sum", "conjugate", "prox_potential")
@@ -53,8 +53,8 @@ class ImageSaddle:
         if bound is None:
             name = type(getattr(self.lower.problem, role)).__name__
             raise NumericalError(
-                f"the step of a primal–dual solver needs a bound of the norm of {role} {name}, which knows none; use a"
-                " smooth regularizer and agd, which finds its step itself"
+                f"the step of a primal–dual solver needs a bound on the norm of {role} {name}, which provides none;"
+                " use a smooth regularizer and agd, which needs no bound"
             )
         column = torch.as_tensor(bound).to(self.lower.mu).expand_as(self.lower.mu)
         return column.clamp_min(torch.finfo(column.dtype).tiny)

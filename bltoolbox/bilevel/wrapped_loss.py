@@ -1,10 +1,4 @@
-"""The loss of a lower level whose variable contains more than what is judged, such as auxiliary variables.
-
-    G(x) = g(V x),        ∇G = Vᵀ ∇g(V x)
-
-V is the ``view`` of the lower level and Vᵀ its ``embed``. A problem wraps its loss where it makes the pair (Lower,
-Upper), so that the oracle, estimators and error bounds see two functions of the same x.
-"""
+"""Losses around another loss, which add how it depends on x or on θ."""
 
 from __future__ import annotations
 
@@ -17,11 +11,10 @@ from bltoolbox.bilevel.records import Bound
 
 
 @dataclass(frozen=True)
-class Viewed(Upper):
-    """g of the view of x. ‖V‖ ≤ 1, so that bounds of g hold for it."""
+class WrappedLoss(Upper):
+    """What is known of ``upper`` holds for the loss around it."""
 
     upper: Upper
-    lower: Lower
 
     @property
     def convex(self) -> bool:  # type: ignore[override]
@@ -38,6 +31,19 @@ class Viewed(Upper):
     @property
     def infimum(self) -> float:  # type: ignore[override]
         return self.upper.infimum
+
+
+@dataclass(frozen=True)
+class Viewed(WrappedLoss):
+    """The loss of a lower level whose variable contains more than what is judged, such as auxiliary variables.
+
+        G(x) = g(V x),        ∇G = Vᵀ ∇g(V x)
+
+    V is the ``view`` of the lower level and Vᵀ its ``embed``; ‖V‖ ≤ 1. A problem wraps its loss where it makes the
+    pair (Lower, Upper), so that the oracle, estimators and error bounds see two functions of the same x.
+    """
+
+    lower: Lower
 
     @property
     def depends_on_theta(self) -> bool:

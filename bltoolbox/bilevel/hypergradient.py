@@ -6,6 +6,7 @@ In turn: x⁺ from x at θ, then q⁺ from q at x⁺, and z from (x⁺, q⁺). T
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +19,7 @@ from torch import Tensor
 from bltoolbox.bilevel.bounds import estimate_bound, gradient_norms
 from bltoolbox.bilevel.kept import Kept
 from bltoolbox.bilevel.problem import Lower
-from bltoolbox.bilevel.records import Accuracy, Ask, Effort, Estimate, Solution, Status
+from bltoolbox.bilevel.records import Accuracy, Ask, Counter, Effort, Estimate, Solution, Status
 from bltoolbox.bilevel.tally import Chunk
 from bltoolbox.errors import BltError, NumericalError
 
@@ -69,11 +70,11 @@ class Differentiator:
             lower_effort=self.effort,
             seed=oracle.seed,
         )
-        products = oracle.counter.hessian_products
+        before = oracle.counter.copy()
         try:
             estimate = oracle.hypergradient.estimate(ask)
         except BaseException as error:
-            self._charge_unfinished(chunk, oracle.counter.hessian_products - products)
+            self._charge_unfinished(chunk, before)
             if isinstance(error, NumericalError):
                 raise NumericalError(f"samples {named(chunk.samples)}: {error}") from error
             raise
@@ -101,11 +102,21 @@ class Differentiator:
         distance = residual / torch.where(mu > 0, mu, torch.nan)
         return Solution(x, residual, distance, iterations, (Status.STEPS,) * count)
 
-    def _charge_unfinished(self, chunk: Chunk, products: int) -> None:
-        """A failed system reports no iterations; its Hessian products, one per iteration, are counted instead."""
-        count = len(chunk.samples)
-        self.oracle.counter.linear_iterations += products
-        self.oracle.slowest.add(chunk.positions, [-(-products // count)] * count, linear=True)
+    def _charge_unfinished(self, chunk: Chunk, before: Counter) -> None:
+        """A failed estimate reports no iterations; its derivatives, one per iteration, are counted instead."""
+        counter, count, spent = self.oracle.counter, len(chunk.samples), Fraction(0)
+        for blocks in (1, *counter.parts):
+            now, then = counter.part(blocks), before.part(blocks)
+            linear = now.hessian_products - then.hessian_products
+            lower = 0
+            if self.oracle.hypergradient.moves_x:
+                # What ``minimise`` has spent is counted already.
+                solved = now.lower_iterations - then.lower_iterations
+                lower = max(0, now.gradients - then.gradients - solved)
+            now.linear_iterations += linear
+            now.lower_iterations += lower
+            spent += Fraction(linear + lower, blocks)
+        self.oracle.slowest.add(chunk.positions, [math.ceil(spent / count)] * count, linear=True)
 
     def seen(self, chunk: Chunk, x: Tensor, estimate: Estimate, loss: Tensor, slope: Tensor) -> Tensor:
         """What the sampler wants to know about the samples of a chunk; the rows of z cost mixed derivatives."""
