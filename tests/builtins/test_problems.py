@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,18 @@ class TestFewShot:
         assert few is not None and many is not None
         assert torch.equal(few.fitted.features, many.fitted.features[:2])
         assert few.label(1) == "task 2" and few.digest() != many.digest()
+
+
+def test_random_search_keeps_the_best_of_its_draws_and_counts_their_cost() -> None:
+    search = {"name": "random-search", "radius": 3, "tol": 1e-6}
+    result = run(tiny("ridge", upper_optimizer=search, budget={"steps": 12}))
+    losses = [record["loss"] for record in result.history]
+    trials = [record["trial"] for record in result.history]
+    assert losses[1:] == [min(losses[0], *trials[1 : k + 1]) for k in range(1, 12)]
+    start = torch.full((4,), -2.0, dtype=torch.float64)
+    assert float((result.last["log_weight"] - start).abs().max()) <= 3
+    computations = [record["computations"] for record in result.history]
+    assert all(before < after for before, after in pairwise(computations))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
