@@ -77,8 +77,10 @@ def test_gradcheck(case: str) -> None:
 
 @pytest.mark.parametrize(
     "hypergradient",
-    ["cg-ift", "minres", {"name": "neumann", "terms": 600}, {"name": "unrolled", "steps": 120}, CGIFT()]
-    + [{"name": "shine", "refinement": 200}],
+    [
+        *("cg-ift", "minres", {"name": "neumann", "terms": 600}, {"name": "unrolled", "steps": 120}, CGIFT()),
+        {"name": "shine", "refinement": 200},
+    ],
     ids=["cg-ift", "minres", "neumann", "unrolled", "component", "shine"],
 )
 def test_any_hypergradient_that_fits(hypergradient: Any) -> None:
