@@ -116,7 +116,11 @@ class Lower(ABC):
 
     @abstractmethod
     def start(self) -> Tensor:
-        """The start of a cold solve."""
+        """The start of a cold solve, and what is shown as "before"."""
+
+    def estimate(self) -> Tensor:
+        """A start that is closer to the minimiser, if one is cheap to compute; ``start`` itself by default."""
+        return self.start()
 
     def gradient_tol(self, tol: float) -> Tensor:
         """The gradient norm that guarantees a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
@@ -304,6 +308,9 @@ class _WrappedLower(Lower):
 
     def start(self) -> Tensor:
         return self.lower.start()
+
+    def estimate(self) -> Tensor:
+        return self.lower.estimate()
 
     def project(self, x: Tensor) -> Tensor:
         return self.lower.project(x)

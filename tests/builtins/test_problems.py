@@ -176,6 +176,7 @@ class TestFiles:
             (np.where(np.arange(60) < 59, 0, 1e13), "the numbers of classes"),
             (np.zeros((60, 2)), r"got \(60, 3\) and \(60, 2\)"),
             (np.full(60, np.nan), "NaN or infinite"),
+            (np.where(np.arange(60) < 59, 0, 1e160), "numbers up to 1e\\+160, whose squares overflow"),
         ],
     )
     def test_what_is_not_a_table_of_two_classes_is_refused(
@@ -183,6 +184,14 @@ class TestFiles:
     ) -> None:
         with pytest.raises(ValueError, match=sentence):
             LogisticRegression(self.table(tmp_path, targets))
+
+    def test_features_whose_squares_overflow_are_refused(self, tmp_path: Path) -> None:
+        files = self.table(tmp_path, np.arange(60) % 2)
+        features = np.load(files.inputs)
+        features[3, 1] = 1e200
+        np.save(files.inputs, features)
+        with pytest.raises(ValueError, match="scale the columns"):
+            Ridge(files)
 
 
 class TestClasses:
