@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.preconditioner import Preconditioner
-from bltoolbox.bilevel.tensors import expand
+from bltoolbox.bilevel.tensors import detached, expand
 from bltoolbox.restoration.cosines import Cosines
 
 if TYPE_CHECKING:
@@ -127,15 +127,17 @@ def linear_estimate(lower: ImageLower) -> Tensor:
     start, composite, term = lower.start(), lower.composite(), lower.problem.data_term
     if composite is None or not term.quadratic or lower.problem.regularizer.cheap:
         return start
-    # ∇D at t = 0 is −d y, whatever the weights and the background of the data term.
-    right = -lower.backward(term.gradient(lower.data_theta, torch.zeros_like(lower.y), lower.y))
-    x = start
-    for _ in range(_ROUNDS):
-        _, (weights, data) = composite.touch(composite.forward(x))
-        preconditioner = spectral(lower, torch.as_tensor(weights), data, always=True, majorant=True)
-        if preconditioner is None:
-            return start
-        x = preconditioner.apply(right)
+    # What depends on θ alone is prepared by now, and stays differentiable.
+    with detached():
+        # ∇D at t = 0 is −d y, whatever the weights and the background of the data term.
+        right = -lower.backward(term.gradient(lower.data_theta, torch.zeros_like(lower.y), lower.y))
+        x = start
+        for _ in range(_ROUNDS):
+            _, (weights, data) = composite.touch(composite.forward(x))
+            preconditioner = spectral(lower, torch.as_tensor(weights), data, always=True, majorant=True)
+            if preconditioner is None:
+                return start
+            x = preconditioner.apply(right)
     lower.counter.gradients += len(x)
     return lower.project(x)
 

@@ -309,6 +309,30 @@ class TestMAID:
             first, second = run_on_parabola(MAID(step=step, tol=0.1), case, start, 2)
             assert float(second.metrics["step_size"]) == pytest.approx(change * step, rel=1e-14)
 
+    def test_a_step_that_barely_decreases_is_shortened_rather_than_certified_at_any_cost(self) -> None:
+        oracle = Parabola(torch.tensor([2.0], dtype=torch.float64), spread=0.1)
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        optimizer = MAID(step=0.98, tol=1.0)
+        step = optimizer.step(theta, oracle, optimizer.init(theta))
+        # f falls by 0.0784 of the 3.92 that z predicts, 0.0392 more than it must, and the errors add up to 0.2.
+        assert step.metrics["step_size"] == 0.49 and step.metrics["tol"] == 1.0
+
+    def test_an_inaccurate_z_does_not_tighten_what_only_values_need(self) -> None:
+        class Rough(Parabola):
+            def hypergradient(
+                self, theta: Theta, effort: Accuracy, adjoint: Accuracy, *, bound: bool = False
+            ) -> HypergradientResult:
+                result = super().hypergradient(theta, effort, adjoint, bound=bound)
+                return replace(result, bound=2 * adjoint.tol)
+
+        theta = {"t": torch.ones(1, dtype=torch.float64)}
+        for tol, expected in ((1e-3, 1e-3), (4.0, 2.0)):
+            oracle = Rough(torch.tensor([2.0], dtype=torch.float64))
+            state = {"line_search": "adaptive", "alpha": 0.25, "tol": tol, "adjoint_tol": 1.0, "ratio": 4.0}
+            step = MAID().step(theta, oracle, state)
+            assert oracle.asked[:2] == [(tol, 1.0), (expected, 0.5)], "ω = 2δ must be at most 0.9·2"
+            assert step.metrics["attempts"] == 2 and step.metrics["tol"] == expected
+
     def test_an_infinite_bound_is_not_taken_for_a_lack_of_accuracy(self) -> None:
         class NotConvexFarAway(Parabola):
             def _value(self, theta: Theta, tol: float) -> Value:

@@ -1,9 +1,9 @@
 """MAID, the method of adaptive inexact descent, which chooses the accuracy and length of each step.
 
-    1. compute z with an error bound ω at accuracies (ε, δ); while ω > (1−η)‖z‖ tighten (ε, δ) by ρ_a
+    1. compute z with an error bound ω at accuracies (ε, δ); while ω > (1−η)‖z‖ tighten δ by ρ_a, and ε to δ ε_0/δ_0
     2. θ⁺ = Π(θ − αz); accept if  F⁺ − F⁻ ≤ −η² ‖θ⁺ − θ‖²/α;  otherwise
          too inaccurate, if g(x̃⁺) − g(x̃) ≤ −η² ‖θ⁺ − θ‖²/α: tighten ε, solve again at θ and θ⁺, and compare again
-         too long, if not: shorten α, and try again, up to N lengths
+         too long, if not (or so barely that a shorter step is easier to certify): shorten α, try again, up to N lengths
     3. if none of them is accepted: tighten (ε, δ), N ← N + 1, go to 1; otherwise: loosen (ε, δ), reset N,
        α ← ⟨s, y⟩/‖y‖² with s = θ⁺ − θ and y = z⁺ − z, at most four times longer or shorter than the last one
 
@@ -123,6 +123,7 @@ class MAID(UpperOptimizer):
         if "tol" not in state:
             state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
         tol, adjoint_tol = state["tol"], state["adjoint_tol"]
+        ratio = state.setdefault("ratio", tol / adjoint_tol)
         while True:
             result = oracle.hypergradient(theta, Accuracy(tol), Accuracy(adjoint_tol), bound=True)
             gradients += 1
@@ -143,7 +144,10 @@ class MAID(UpperOptimizer):
             if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
                 value = result.value
                 return Step(dict(theta), state, value.value, finished=reason, penalty=value.penalty)
-            tol, adjoint_tol = self.tighten * tol, self.tighten * adjoint_tol
+            adjoint_tol *= self.tighten
+            # Values may have needed a tighter ε than z: an inaccurate z is then due to δ.
+            spare = not accurate and state["line_search"] == "adaptive"
+            tol = min(tol, ratio * adjoint_tol) if spare else self.tighten * tol
         oracle.accept(trial.after)
         metrics = step_metrics(trial.alpha, trial.tol, adjoint_tol, result.gradient) | trial.metrics()
         metrics |= {
@@ -169,7 +173,7 @@ class MAID(UpperOptimizer):
         """Whether nothing but its error bounds rejects a trial, and they can be made smaller."""
         # An infinite bound says that h is not convex at θ⁺, for which accuracy is no remedy.
         tightenable = math.isfinite(trial.after.upper) and not trial.at_floor
-        return trial.plain and tightenable and not self._accepts(trial)
+        return trial.plain and tightenable and not trial.barely and not self._accepts(trial)
 
     def _line_search(
         self,
@@ -189,8 +193,9 @@ class MAID(UpperOptimizer):
             distance = theta_norm(moved[name] - value for name, value in theta.items())
             # x̂ is nearly linear in α, so at ρα it lies near the point at ρ of the way to that at α.
             after = oracle.value(moved, Accuracy(tol), bound=True, towards=rejected, fraction=self.shrink)
-            promise = self.eta**2 * distance**2 / alpha
-            trial = Trial(moved, alpha, tol, before, after, promise, restart, tightenings, number)
+            predicted = distance**2 / alpha
+            promise = self.eta**2 * predicted
+            trial = Trial(moved, alpha, tol, before, after, predicted, promise, restart, tightenings, number)
             if adaptive:
                 trial = self._sharpen(theta, oracle, trial)
                 before, rejected, tol, tightenings = trial.before, trial.after, trial.tol, trial.tightenings

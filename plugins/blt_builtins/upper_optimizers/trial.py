@@ -18,7 +18,8 @@ class Trial:
     tol: float
     before: Value
     after: Value
-    #: The decrease that it must achieve.
+    #: The decrease of a linear f, and the part of it that the step must achieve.
+    predicted: float
     promise: float
     #: Where to begin if no length is accepted: the longest that is not known to be too long.
     restart: float
@@ -40,6 +41,17 @@ class Trial:
     def too_long(self) -> bool:
         """Whether f does not decrease enough whatever the errors of both values."""
         return self.after.lower - self.before.upper > -self.promise
+
+    @property
+    def barely(self) -> bool:
+        """Whether the values decrease so little that a shorter step is easier to certify than this one.
+
+        On a quadratic, steps that gain less than half of what is predicted are beyond the minimiser; if only errors
+        four times smaller would do, the next shorter step gains more, and needs less accuracy.
+        """
+        decrease = self.before.value - self.after.value
+        errors = self.after.upper - self.after.value + self.before.value - self.before.lower
+        return decrease < self.predicted / 2 and decrease - self.promise < errors / 4
 
     @property
     def at_floor(self) -> bool:
