@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.linear import initial_residual as initial_residual
     from bltoolbox.bilevel.linear import solve_linear as solve_linear
     from bltoolbox.bilevel.linear import sweep as sweep
+    from bltoolbox.bilevel.preconditioner import Preconditioner as Preconditioner
+    from bltoolbox.bilevel.preconditioner import Preconditioning as Preconditioning
+    from bltoolbox.bilevel.preconditioner import unavailable as unavailable
     from bltoolbox.bilevel.problem import Lower as Lower
     from bltoolbox.bilevel.problem import Upper as Upper
     from bltoolbox.bilevel.records import Accuracy as Accuracy
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.tasks import Tasks as Tasks
     from bltoolbox.bilevel.tasks import TensorTasks as TensorTasks
     from bltoolbox.bilevel.tensors import Constant as Constant
+    from bltoolbox.bilevel.tensors import ConstantsByKey as ConstantsByKey
     from bltoolbox.bilevel.tensors import dot as dot
     from bltoolbox.bilevel.tensors import expand as expand
     from bltoolbox.bilevel.tensors import keyed_generator as keyed_generator
@@ -140,6 +144,7 @@ _HOME = {
         "solve_linear",
         "sweep",
     ),
+    "bltoolbox.bilevel.preconditioner": ("Preconditioner", "Preconditioning", "unavailable"),
     "bltoolbox.bilevel.problem": ("Lower", "Upper"),
     "bltoolbox.bilevel.records": (
         "Accuracy",
@@ -177,6 +182,7 @@ _HOME = {
     "bltoolbox.bilevel.tasks": ("BoundTasks", "Tasks", "TensorTasks"),
     "bltoolbox.bilevel.tensors": (
         "Constant",
+        "ConstantsByKey",
         "dot",
         "expand",
         "keyed_generator",

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from bltoolbox.bilevel.preconditioner import Preconditioner
+
 
 class Composite(Protocol):
     """h = Σ_k ψ_k(K_k x) + (μ_0/2)‖x‖², blocks k: the structure that majorise–minimise solvers need."""
@@ -30,6 +32,13 @@ class Composite(Protocol):
 
     def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         """Slopes ψ_k'(t_k), and curvatures of the parabolas that touch ψ_k there and lie above it."""
+        ...
+
+    def preconditioner(
+        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
+    ) -> Preconditioner | None:
+        """P ≈ Σ_k K_kᵀ diag(curvatures_k) K_k + μ_0 + shift, easily inverted; None if there is none or, unless
+        ``always``, where it would hardly pay. May wait for the device, unless ``always``."""
         ...
 
     @property
@@ -66,6 +75,11 @@ class TiltedComposite:
 
     def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         return self.composite.touch(t)
+
+    def preconditioner(
+        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
+    ) -> Preconditioner | None:
+        return self.composite.preconditioner(curvatures, always, self.curvature + shift)
 
     @property
     def tilt_curvature(self) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from bltoolbox.bilevel.records import Theta
 
 if TYPE_CHECKING:
+    from bltoolbox.bilevel.preconditioner import Preconditioner
     from bltoolbox.bilevel.problem import Lower
 
 
@@ -42,6 +43,12 @@ class Linearization:
         if product is None:
             return lower.linearize(x)
         return Linearization(lower, x, product, None if self.free is None else self.free[index])
+
+    def preconditioner(self, always: bool = False) -> Preconditioner | None:
+        """P ≈ ∇²h(x), easily inverted; None if the product offers none, on a constraint set and, unless ``always``,
+        where it would hardly pay. May wait for the device."""
+        make = getattr(self.product, "preconditioner", None)
+        return None if make is None or self.free is not None else make(always)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def minimiser(
     recording = torch.is_grad_enabled()
     values = {**theta, **inputs}
     with full_precision(lower.mu):
-        start = ordinary(lower.start() if start is None else lower.project(start.detach()))
+        start = ordinary(lower.estimate() if start is None else lower.project(start.detach()))
         if not (recording and any(value.requires_grad for value in values.values())):
             return method.minimise(lower, start).x
     call = _Call(method, lower, start, tuple(values), frozenset(inputs))

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.preconditioner import Preconditioner, Preconditioning, unavailable
 from bltoolbox.bilevel.tensors import dot, expand, norm, take
 from bltoolbox.errors import NumericalError
 
@@ -114,26 +115,42 @@ def smallest_ritz(system: System, start: Tensor, steps: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CGState:
-    """q, b − Hq by the recursion with its norm, and the search direction p."""
+    """q, r = b − Hq by the recursion with its norm, the search direction p, and ρ = ⟨r, P⁻¹r⟩."""
 
     q: Tensor
     tol: Tensor
     residual: Tensor
     r: Tensor
     p: Tensor
-    rr: Tensor
+    rho: Tensor
+    preconditioner: Preconditioner | None
 
 
 @dataclass(frozen=True)
 class ConjugateGradients:
-    """For a positive definite H; the error for any other H names ``caller``."""
+    """For a positive definite H; the error for any other H names ``caller``.
+
+    Where ``preconditioning`` asks for it, P is the preconditioner of the system, if it has one. The residual is
+    ‖b − Hq‖ with any P.
+    """
 
     caller: str = "conjugate gradients"
+    preconditioning: Preconditioning = "none"
 
     def init(self, system: System, rhs: Tensor, start: Tensor, tol: Tensor) -> CGState:
         r = initial_residual(system, rhs, start)
-        rr = dot(r, r)
-        return CGState(start, tol, rr.sqrt(), r, r, rr)
+        preconditioner = self._preconditioner(system)
+        z = r if preconditioner is None else preconditioner.apply(r)
+        return CGState(start, tol, dot(r, r).sqrt(), r, z, dot(r, z), preconditioner)
+
+    def _preconditioner(self, system: System) -> Preconditioner | None:
+        if self.preconditioning == "none":
+            return None
+        make = getattr(system, "preconditioner", None)
+        preconditioner = None if make is None else make(self.preconditioning == "spectral")
+        if preconditioner is None and self.preconditioning == "spectral":
+            raise NumericalError(unavailable(self.caller))
+        return preconditioner
 
     def step(self, system: System, state: CGState) -> CGState:
         product = system.hvp(state.p)
@@ -147,9 +164,13 @@ class ConjugateGradients:
                 f"{self.caller} encountered a direction of non-positive curvature: the lower-level energy is not"
                 " strongly convex there; set strong_convexity in the recipe or use a convex regularizer"
             )
-        alpha = state.rr / curvature
+        alpha = state.rho / curvature
         q = torch.addcmul(state.q, expand(alpha, state.p), state.p)
         r = torch.addcmul(state.r, expand(-alpha, product), product)
         rr = dot(r, r)
-        p = torch.addcmul(r, expand(rr / state.rr, state.p), state.p)
-        return replace(state, q=q, residual=rr.sqrt(), r=r, p=p, rr=rr)
+        z, rho = r, rr
+        if state.preconditioner is not None:
+            z = state.preconditioner.apply(r)
+            rho = dot(r, z)
+        p = torch.addcmul(z, expand(rho / state.rho, state.p), state.p)
+        return replace(state, q=q, residual=rr.sqrt(), r=r, p=p, rho=rho)

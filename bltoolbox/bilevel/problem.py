@@ -116,7 +116,11 @@ class Lower(ABC):
 
     @abstractmethod
     def start(self) -> Tensor:
-        """The start of a cold solve."""
+        """The start of a cold solve, and what is shown as "before"."""
+
+    def estimate(self) -> Tensor:
+        """A start that is closer to the minimiser, if one is cheap to compute; ``start`` itself by default."""
+        return self.start()
 
     def gradient_tol(self, tol: float) -> Tensor:
         """The gradient norm that guarantees a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
@@ -265,16 +269,10 @@ class Lower(ABC):
 
 
 @dataclass(frozen=True)
-class Tilted(Lower):
-    """h + w g, a weight w per task: the lower level of value-function methods.
-
-    Bounds come from those of h and g: ∇²g lies between 0 (−L_g if g is not convex) and L_g. θ is that of h, and
-    ``mixed`` needs a g that does not depend on it.
-    """
+class _WrappedLower(Lower):
+    """A lower level around another: what is not overridden is that of ``lower``."""
 
     lower: Lower
-    upper: Upper
-    weight: Tensor
 
     @property
     def ids(self) -> Tensor:  # type: ignore[override]
@@ -283,6 +281,18 @@ class Tilted(Lower):
     @property
     def theta(self) -> Theta:  # type: ignore[override]
         return self.lower.theta
+
+    @property
+    def mu(self) -> Tensor:  # type: ignore[override]
+        return self.lower.mu
+
+    @property
+    def lipschitz(self) -> Tensor:
+        return self.lower.lipschitz
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.lower.bounded
 
     @property
     def counter(self) -> Counter:  # type: ignore[override]
@@ -295,6 +305,39 @@ class Tilted(Lower):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.lower.shape
+
+    def start(self) -> Tensor:
+        return self.lower.start()
+
+    def estimate(self) -> Tensor:
+        return self.lower.estimate()
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.lower.project(x)
+
+    def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
+        return self.lower.residual(x, self.gradient(x) if gradient is None else gradient)
+
+    def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
+        return self.lower.free(x, gradient)
+
+    def view(self, x: Tensor) -> Tensor:
+        return self.lower.view(x)
+
+    def embed(self, v: Tensor) -> Tensor:
+        return self.lower.embed(v)
+
+
+@dataclass(frozen=True)
+class Tilted(_WrappedLower):
+    """h + w g, a weight w per task: the lower level of value-function methods.
+
+    Bounds come from those of h and g: ∇²g lies between 0 (−L_g if g is not convex) and L_g. θ is that of h, and
+    ``mixed`` needs a g that does not depend on it.
+    """
+
+    upper: Upper
+    weight: Tensor
 
     @property
     def mu(self) -> Tensor:  # type: ignore[override]
@@ -316,9 +359,6 @@ class Tilted(Lower):
         size = self.weight.abs() * torch.as_tensor(bound, dtype=self.weight.dtype, device=self.weight.device)
         return torch.where(self.weight == 0, 0.0, size)
 
-    def start(self) -> Tensor:
-        return self.lower.start()
-
     def take(self, index: Tensor) -> Tilted:
         return Tilted(self.lower.take(index), self.upper.take(index), self.weight[index])
 
@@ -330,15 +370,6 @@ class Tilted(Lower):
 
     def gradient(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.lower.gradient(x), expand(self.weight, x), self.upper.gradient(x))
-
-    def project(self, x: Tensor) -> Tensor:
-        return self.lower.project(x)
-
-    def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
-        return self.lower.residual(x, self.gradient(x) if gradient is None else gradient)
-
-    def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
-        return self.lower.free(x, gradient)
 
     def linearize(self, x: Tensor) -> Linearization:
         part = self.lower.linearize(x).product
@@ -376,61 +407,26 @@ class Tilted(Lower):
         """w ∇g(x)."""
         return expand(self.weight, x) * self.upper.gradient(x)
 
-    def view(self, x: Tensor) -> Tensor:
-        return self.lower.view(x)
-
-    def embed(self, v: Tensor) -> Tensor:
-        return self.lower.embed(v)
-
 
 @dataclass(frozen=True)
-class WithInputs(Lower):
+class WithInputs(_WrappedLower):
     """h as a function of x, θ and inputs, e.g. the measurements y: they are parameters of each task by itself.
 
     θ contains the rows of all tasks that there were when ``wrt`` was called. ``take`` keeps it whole and remembers
     which rows are in use, so that estimators may drop tasks and still add up gradients of one shape.
     """
 
-    lower: Lower
     inputs: Theta
     #: The rows of the inputs that belong to the tasks; None for all of them.
     rows: Tensor | None = None
-
-    @property
-    def ids(self) -> Tensor:  # type: ignore[override]
-        return self.lower.ids
 
     @property
     def theta(self) -> Theta:  # type: ignore[override]
         return {**self.lower.theta, **self.inputs}
 
     @property
-    def mu(self) -> Tensor:  # type: ignore[override]
-        return self.lower.mu
-
-    @property
-    def lipschitz(self) -> Tensor:
-        return self.lower.lipschitz
-
-    @property
-    def bounded(self) -> bool:  # type: ignore[override]
-        return self.lower.bounded
-
-    @property
-    def counter(self) -> Counter:  # type: ignore[override]
-        return self.lower.counter
-
-    @property
-    def constrained(self) -> bool:  # type: ignore[override]
-        return self.lower.constrained
-
-    @property
     def blocks(self) -> int:  # type: ignore[override]
         return self.lower.blocks
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.lower.shape
 
     def at_theta(self, theta: Theta) -> WithInputs:
         inputs = {name: theta[name] for name in self.inputs}
@@ -448,9 +444,6 @@ class WithInputs(Lower):
     def counted_by(self, counter: Counter) -> WithInputs:
         return replace(self, lower=self.lower.counted_by(counter))
 
-    def start(self) -> Tensor:
-        return self.lower.start()
-
     def gradient_tol(self, tol: float) -> Tensor:
         return self.lower.gradient_tol(tol)
 
@@ -459,15 +452,6 @@ class WithInputs(Lower):
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.lower.gradient(x)
-
-    def project(self, x: Tensor) -> Tensor:
-        return self.lower.project(x)
-
-    def residual(self, x: Tensor, gradient: Tensor | None = None) -> Tensor:
-        return self.lower.residual(x, gradient)
-
-    def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
-        return self.lower.free(x, gradient)
 
     def linearize(self, x: Tensor) -> Linearization:
         return self.lower.linearize(x)
@@ -491,9 +475,3 @@ class WithInputs(Lower):
 
     def saddle(self) -> Saddle | None:
         return self.lower.saddle()
-
-    def view(self, x: Tensor) -> Tensor:
-        return self.lower.view(x)
-
-    def embed(self, v: Tensor) -> Tensor:
-        return self.lower.embed(v)

@@ -169,8 +169,8 @@ class Problem(Role):
 
 
 class SolverState(Protocol):
-    """A frozen dataclass of tensors whose first dimension is the sample (None is allowed), with at least these
-    two."""
+    """A frozen dataclass of tensors whose first dimension is the sample, with at least these two. None is allowed, and
+    so are records of such tensors and integers that all samples share, e.g. a number of iterations."""
 
     @property
     def x(self) -> Tensor: ...

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 State = TypeVar("State")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -73,18 +74,40 @@ class Constant:
         return found
 
 
+class ConstantsByKey(Generic[Key]):
+    """Constant tensors by a key such as a size, made when first asked for; the last few are kept."""
+
+    def __init__(self, make: Callable[[Key], Tensor], kept: int = 8) -> None:
+        self._make = make
+        self._most = kept
+        self._kept: dict[Key, Constant] = {}
+
+    def __getitem__(self, key: Key) -> Constant:
+        found = self._kept.get(key)
+        if found is None:
+            with lasting():
+                found = Constant(self._make(key))
+            if type(found.value) is Tensor:  # not one that stands for others, as under fake tensors
+                if len(self._kept) >= self._most:  # pictures and tiles have many different sizes
+                    self._kept.clear()
+                self._kept[key] = found
+        return found
+
+
 def expand(scalars: Tensor, like: Tensor) -> Tensor:
     """Per-sample scalars (B,), shaped to multiply ``like``."""
     return scalars.view(-1, *(1,) * (like.ndim - 1))
 
 
 def take(state: State, index: Tensor) -> State:
-    """The rows ``index`` of every tensor in a dataclass of tensors."""
-    changes = {
-        f.name: value[index]
-        for f in dataclasses.fields(state)  # type: ignore[arg-type]
-        if isinstance(value := getattr(state, f.name), Tensor)
-    }
+    """The rows ``index`` of every tensor in a dataclass of tensors, and of such dataclasses in it."""
+    changes: dict[str, Any] = {}
+    for f in dataclasses.fields(state):  # type: ignore[arg-type]
+        value = getattr(state, f.name)
+        if isinstance(value, Tensor):
+            changes[f.name] = value[index]
+        elif dataclasses.is_dataclass(value):
+            changes[f.name] = take(value, index)
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 
@@ -97,6 +120,8 @@ def put(state: State, index: Tensor, part: State) -> State:
             value = value.clone()
             value[index] = getattr(part, f.name)
             changes[f.name] = value
+        elif dataclasses.is_dataclass(value):
+            changes[f.name] = put(value, index, getattr(part, f.name))
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 

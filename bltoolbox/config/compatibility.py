@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.block import Block
 from bltoolbox.config.hooks import KINDS
+from bltoolbox.config.problem_keys import IMAGE_KEYS
 from bltoolbox.config.signatures import Traits
 from bltoolbox.errors import MissingError
 
@@ -79,7 +80,7 @@ def _lacking(
             # A baseline is solved by the same solver as an evaluation, and never differentiated.
             evaluating = "evaluation_solver" if "evaluation_solver" in blocks else "lower_solver"
             partners = (kind, "baseline") if (section, kind) == (evaluating, "regularizer") else (kind,)
-            if kind not in blocks and (problem := _other_problem(blocks, traits_of)):
+            if kind in IMAGE_KEYS and kind not in blocks and (problem := _other_problem(blocks, traits_of)):
                 if missing := [method for method in methods if method not in _CONSTANTS]:
                     sentence = f"{needy.name!r} needs a {kind} with {listed(missing, 'and')}"
                     yield Misfit(section, "problem", f"{sentence}, which problem {problem!r} does not have")

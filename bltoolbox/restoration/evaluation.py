@@ -99,9 +99,12 @@ class Evaluation(Shown):
 
 
 def solve_cold(solver: LowerSolver, lower: Lower, tol: float, limit: int) -> Solution:
-    """From the operator's start to a distance ``tol`` (a gradient norm where no μ > 0 is known). Not differentiable."""
+    """From an estimate of the minimiser to a distance ``tol`` (a gradient norm where no μ > 0 is known).
+
+    Not differentiable.
+    """
     with detached():
-        solution = solve(solver, lower, lower.start(), lower.gradient_tol(tol), limit=limit)
+        solution = solve(solver, lower, lower.estimate(), lower.gradient_tol(tol), limit=limit)
     for status in solution.status:
         if status in (Status.NOT_FINITE, Status.DIVERGED):
             raise NumericalError(f"lower-level solver {type(solver).__name__}: {status.value}")

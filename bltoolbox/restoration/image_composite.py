@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.restoration.roles import DataTerm, Regularizer
+from bltoolbox.restoration.spectral import spectral
 
 if TYPE_CHECKING:
     from bltoolbox.restoration.image_lower import ImageLower
@@ -53,6 +55,12 @@ class ImageComposite:
         slope = lower.problem.data_term.gradient(theta, data, lower.y)
         curvature = lower.problem.data_term.majorant(theta, data, lower.y)
         return (weights * prior, slope), (weights, curvature)
+
+    def preconditioner(
+        self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0
+    ) -> Preconditioner | None:
+        prior, data = curvatures
+        return spectral(self.lower, torch.as_tensor(prior), data, always, shift, majorant=True)
 
     @property
     def tilt_curvature(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.composite import Composite
 from bltoolbox.bilevel.derivatives import Linearization, rows_of
+from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Bound, Constants, Counter, Rows, Theta
 from bltoolbox.bilevel.saddle import Saddle
@@ -20,6 +21,7 @@ from bltoolbox.bilevel.tensors import dot, norm
 from bltoolbox.restoration.image_composite import ImageComposite, has_composite
 from bltoolbox.restoration.image_saddle import ImageSaddle, has_saddle
 from bltoolbox.restoration.layout import image_layout, with_channels
+from bltoolbox.restoration.spectral import linear_estimate, spectral
 from bltoolbox.restoration.theta import join, prepare, split
 
 if TYPE_CHECKING:
@@ -89,6 +91,9 @@ class ImageLower(Lower):
         y = self.problem.data_term.centre(self.data_theta, self.y)
         start = self.problem.operator.start(y, self.at.prepared["operator"], self.context)
         return self.project(self.embed(image_layout(start)))
+
+    def estimate(self) -> Tensor:
+        return linear_estimate(self)
 
     def view(self, x: Tensor) -> Tensor:
         """The image in x."""
@@ -212,6 +217,11 @@ class _Hessian:
         )
         product = self.prior(v) + self.lower.backward(weighted)
         return product.add_(v, alpha=self.lower.ridge) if self.lower.ridge else product
+
+    def preconditioner(self, always: bool) -> Preconditioner | None:
+        """From the curvatures of the potentials, where the product of the regularizer has them."""
+        prior = getattr(self.prior, "curvature", None)
+        return None if prior is None else spectral(self.lower, prior, self.curvature, always)
 
     def take(self, index: Tensor) -> _Hessian | None:
         """For some of the samples; None where the product of the regularizer cannot be divided."""

@@ -34,6 +34,7 @@ class Rescaled(Regularizer):
         self.convex = base.convex  # type: ignore[misc]
         self.smooth = base.smooth  # type: ignore[misc]
         self.uniform = base.uniform
+        self.cheap = base.cheap
 
     def offers(self, method: str) -> bool:
         return self.base.offers(method)

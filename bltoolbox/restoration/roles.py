@@ -92,7 +92,10 @@ class Operator(Parametric):
         return 0.0, None
 
     def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor | None:
-        """The eigenvalues of AᵀA by frequency (H, W), if cosines or exponentials (almost) diagonalise it."""
+        """The eigenvalues of AᵀA by frequency πu/H, πv/W, as (H, W), if cosines (almost) diagonalise it.
+
+        For the spectral preconditioner; None, the default, if there is none.
+        """
         return None
 
     def crop(self, rows: slice, columns: slice, shape: Sequence[int]) -> Operator | None:
@@ -211,7 +214,9 @@ class Regularizer(Parametric):
     One that is not convex in x declares ``convex = False``; its ``strong_convexity`` is then unknown unless it
     overrides it. One that is not differentiable in x declares ``smooth = False``: only primal–dual solvers can use it,
     and ``gradient`` is any subgradient. One that treats places differently, e.g. by a map of weights, declares
-    ``uniform = False``: then pictures are not cut into tiles.
+    ``uniform = False``: then pictures are not cut into tiles. One whose Hessian products cost less than a cosine
+    transform of the image, such as finite differences, declares ``cheap = True``: then it is not preconditioned by
+    default, even if it has a ``symbol``.
 
     One with auxiliary variables has ``extra_channels``: x then has these channels after those of the image, in every
     method. The shapes that methods receive are those of images, except for ``synthesise``.
@@ -222,6 +227,7 @@ class Regularizer(Parametric):
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
     uniform: bool = True
+    cheap: bool = False
 
     @abstractmethod
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
@@ -341,7 +347,13 @@ class Regularizer(Parametric):
         return p - step * self.prox_potential(theta, p / step, 1 / step)
 
     def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor | None:
-        """∇²R averaged over the image, by frequency, for given mean curvatures of the potentials."""
+        """∇²R by frequency πu/H, πv/W for potentials of the same curvatures at every place, as (B, C, C, H, W).
+
+        For the spectral preconditioner; a new tensor, symmetric and positive semidefinite. ``curvature`` has a row per
+        sample and the shape of t = C x without its places, the last two dimensions. Conjugate gradients can use it if
+        the product of ``linearize`` has the attribute ``curvature``, ψ'' at x in the shape of t; `mm` uses the
+        majorant.
+        """
         return None
 
     def potentials(self, theta: Theta) -> Potentials | None:

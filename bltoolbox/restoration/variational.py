@@ -29,7 +29,7 @@ from bltoolbox.bilevel.problem import Upper
 from bltoolbox.bilevel.records import Bound, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.tasks import BoundTasks, Tasks
-from bltoolbox.bilevel.tensors import detached, ordinary
+from bltoolbox.bilevel.tensors import Constant, detached, ordinary
 from bltoolbox.bilevel.wrapped_loss import Viewed
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.image_lower import ImageLower, column
@@ -240,6 +240,14 @@ class VariationalAt:
             bound = self.problem.regularizer.strong_convexity(theta, self.shape)
         # The Hessian of a convex function is never negative, whether or not its author says more.
         return 0.0 if bound is None and self.problem.regularizer.convex else bound
+
+    @cached_property
+    def operator_symbol(self) -> Constant | None:
+        """The eigenvalues of AᵀA by frequency; None where cosines do not diagonalise it."""
+        theta = self.prepared["operator"]
+        with detached():
+            symbol = self.problem.operator.symbol(theta, self.shape)
+        return None if symbol is None else Constant(symbol)
 
     def spectrum(self, context: Rows) -> tuple[Bound, Bound]:
         """Bounds of AᵀA; computed once where all samples have the same operator."""

@@ -195,10 +195,6 @@ def _imports(subject: Subject) -> None:
 
 
 def _builds(subject: Subject) -> None:
-    if getattr(subject.cls, "from_sections", False):
-        raise NotApplicable(
-            "it is made of the sections of a recipe, so that blt check tests it with a recipe"
-        )
     subject()
 
 

@@ -10,7 +10,7 @@ recipe's own lower-level solver and conjugate gradients. Every point of a curve 
 * along the settings of its declared ``limit``, at the highest of these accuracies. A method that iterates from call
   to call is asked several times at the same θ, and its cost adds up.
 
-The mean error over several calls is reported for components that draw at random.
+For components that draw at random, error and cost are means over several repetitions, each from a cold start.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ LADDER = tuple(10 ** (-k / 2) for k in range(1, 11))
 LEVELS = (0.1, 0.01, 0.001)
 #: Relative accuracy of the reference.
 _REFERENCE = 1e-9
-#: Calls over which the error of a random component is averaged.
+#: Repetitions over which the error of a random component is averaged.
 _DRAWS = 8
+#: Calls at the same θ, for methods that iterate on x themselves and whose limit does not say how many.
+_CALLS = (5, 20, 80)
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,17 @@ class _Bench:
         self.scales: Scales = self.source.on(self.batch).scales(self.theta)
         self.exact = self._exact()
 
-    def oracle(self, estimator: HypergradientEstimator) -> BilevelOracle:
-        """With no warm starts."""
+    def oracle(self, estimator: HypergradientEstimator, seed: int) -> BilevelOracle:
+        """With no warm starts; the seed is that of an estimator that draws."""
         source = self.source
-        limit = source.iteration_limit
         return BilevelOracle(
-            source.problem, source.tasks, source.solver, estimator, chunk=source.chunk, iteration_limit=limit
+            source.problem,
+            source.tasks,
+            source.solver,
+            estimator,
+            chunk=source.chunk,
+            iteration_limit=source.iteration_limit,
+            seed=seed,
         )
 
     @detached()
@@ -138,18 +145,18 @@ class _Bench:
 
     def measure(self, block: Block, rung: _Rung) -> Point:
         estimator = self.registry.build(Block(block.kind, block.name, {**block.options, **rung.options}))
-        oracle, began, error = self.oracle(estimator), time.process_time(), 0.0
         effort, adjoint = (
             Accuracy(rung.accuracy * scale) for scale in (self.scales.distance, self.scales.slope)
         )
-        asked = oracle.on(self.batch)
-        for _ in range(rung.calls - 1):
-            asked.hypergradient(self.theta, effort, adjoint)
-        for _ in range(rung.draws):
-            z = asked.hypergradient(self.theta, effort, adjoint).gradient
+        began, error, cost = time.process_time(), 0.0, 0.0
+        for seed in range(rung.draws):
+            oracle = self.oracle(estimator, seed)
+            asked = oracle.on(self.batch)
+            for _ in range(rung.calls):
+                z = asked.hypergradient(self.theta, effort, adjoint).gradient
             error += self.error(z) / rung.draws
-        seconds = (time.process_time() - began) / rung.draws
-        return Point(rung.label, error, _cost(oracle.cost) / len(self.batch.ids) / rung.draws, seconds)
+            cost += _cost(oracle.cost) / len(self.batch.ids) / rung.draws
+        return Point(rung.label, error, cost, (time.process_time() - began) / rung.draws)
 
     def error(self, z: Theta) -> float:
         size = max(theta_norm(self.exact.values()), 1e-300)
@@ -205,7 +212,7 @@ def _rungs(cls: type[HypergradientEstimator], block: Block) -> Iterator[_Rung]:
         return
     for k in range(len(limit)):
         options = limit.options_at(k)
-        calls = limit.calls[k] if limit.calls else 1
+        calls = limit.calls[k] if limit.calls else _CALLS[min(k, len(_CALLS) - 1)] if cls.moves_x else 1
         words = [f"{name} {value}" for name, value in options.items()]
-        words += [f"{calls} calls"] if limit.calls else []
+        words += [f"{calls} calls"] if calls > 1 else []
         yield _Rung(", ".join(words), options, LADDER[-1], calls, draws)

@@ -91,6 +91,10 @@ class Gain(Operator):
         squared = (2 * theta["log_gain"]).exp().squeeze() if self.learned else math.exp(2 * self.log_gain)
         return squared, squared
 
+    def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        squared, _ = self.spectrum(theta, shape, {})
+        return torch.ones(tuple(shape[1:]), dtype=torch.float64) * torch.as_tensor(squared).cpu()
+
 
 class SquaredMisfit(DataTerm):
     """D(t; y) = ½‖t − y‖²."""

@@ -38,6 +38,7 @@ ASKS = {
 }
 GIVES = {
     "by_gap": "accuracy measured by a duality gap",
+    "cheap": "products that cost less than a preconditioner",
     "converges": "convergence to the minimiser",
     "convex": "convexity in x",
     "exact": "an error that vanishes with the tolerance",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ class TestFiles:
             (np.where(np.arange(60) < 59, 0, 1e13), "the numbers of classes"),
             (np.zeros((60, 2)), r"got \(60, 3\) and \(60, 2\)"),
             (np.full(60, np.nan), "NaN or infinite"),
+            (np.where(np.arange(60) < 59, 0, 1e160), "numbers up to 1e\\+160, whose squares overflow"),
         ],
     )
     def test_what_is_not_a_table_of_two_classes_is_refused(
@@ -182,6 +184,14 @@ class TestFiles:
     ) -> None:
         with pytest.raises(ValueError, match=sentence):
             LogisticRegression(self.table(tmp_path, targets))
+
+    def test_features_whose_squares_overflow_are_refused(self, tmp_path: Path) -> None:
+        files = self.table(tmp_path, np.arange(60) % 2)
+        features = np.load(files.inputs)
+        features[3, 1] = 1e200
+        np.save(files.inputs, features)
+        with pytest.raises(ValueError, match="scale the columns"):
+            Ridge(files)
 
 
 class TestClasses:
@@ -262,6 +272,18 @@ class TestFewShot:
         assert few is not None and many is not None
         assert torch.equal(few.fitted.features, many.fitted.features[:2])
         assert few.label(1) == "task 2" and few.digest() != many.digest()
+
+
+def test_random_search_keeps_the_best_of_its_draws_and_counts_their_cost() -> None:
+    search = {"name": "random-search", "radius": 3, "tol": 1e-6}
+    result = run(tiny("ridge", upper_optimizer=search, budget={"steps": 12}))
+    losses = [record["loss"] for record in result.history]
+    trials = [record["trial"] for record in result.history]
+    assert losses[1:] == [min(losses[0], *trials[1 : k + 1]) for k in range(1, 12)]
+    start = torch.full((4,), -2.0, dtype=torch.float64)
+    assert float((result.last["log_weight"] - start).abs().max()) <= 3
+    computations = [record["computations"] for record in result.history]
+    assert all(before < after for before, after in pairwise(computations))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -322,7 +322,7 @@ def read_classes(folder: Path) -> None:
     }
     term = {"name": "least-squares", "learned": True, "classes": 2}
     experiment = assemble(_recipe(data=data, data_term=term, evaluation=None), REGISTRY)
-    experiment.train.batch(range(len(experiment.train)))
+    experiment.train.samples.batch(range(len(experiment.train)))
 
 
 def read_table(folder: Path) -> None:

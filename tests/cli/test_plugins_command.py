@@ -44,14 +44,14 @@ class First(Sampler):
 @hookimpl
 def blt_components():
     return [
-        Component("regularizer", "ridge", f"{__name__}:Ridge", "A ridge."),
+        Component("regularizer", "slope", f"{__name__}:Ridge", "A slope."),
         Component("sampler", "first", f"{__name__}:First", "Always the first."),
     ]
 '''
 
 RECIPE = """\
 data: {name: dead-leaves, count: 4, size: 16}
-regularizer: {name: ridge, weight: 0.2}
+regularizer: {name: slope, weight: 0.2}
 sampler: first
 validation: {count: 1, checks: 1}
 budget: {steps: 2}
@@ -155,17 +155,17 @@ def test_one_file_of_two_kinds_from_a_folder_with_spaces(here: Callable[..., str
     (folder / "r.yaml").write_text(RECIPE)
     plugin = ("--plugin", "my own/two kinds.py")
     listed = json.loads(here("list", "--json", *plugin, cwd=tmp_path))
-    assert {("regularizer", "ridge"), ("sampler", "first")} <= {(one["kind"], one["name"]) for one in listed}
-    assert "weight: float; default 0.1" in here("show", "ridge", *plugin, cwd=tmp_path)
+    assert {("regularizer", "slope"), ("sampler", "first")} <= {(one["kind"], one["name"]) for one in listed}
+    assert "weight: float; default 0.1" in here("show", "slope", *plugin, cwd=tmp_path)
     assert "sampler/first" in here("show", "sampler/first", "--plugin", "./two kinds.py", cwd=folder)
     assert here("validate", "my own/r.yaml", *plugin, cwd=tmp_path) == "my own/r.yaml: valid\n"
     here("run", "my own/r.yaml", *plugin, "-q", "-o", "out", cwd=tmp_path)
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
     found = json.loads(here("plugins", "--json", *plugin, cwd=tmp_path))
     (own,) = (one for one in found if one["plugin"] == "two kinds.py")
-    assert [one["name"] for one in own["components"]] == ["ridge", "first"]
+    assert [one["name"] for one in own["components"]] == ["slope", "first"]
     schema = json.loads(here("schema", *plugin, cwd=tmp_path))
-    assert "regularizer.ridge" in schema["$defs"]
+    assert "regularizer.slope" in schema["$defs"]
     assert not list(tmp_path.rglob("__pycache__"))
 
 
@@ -174,11 +174,11 @@ def test_a_plugin_file_works_in_a_process_of_its_own(blt: Run, tmp_path: Path) -
     (tmp_path / "r.yaml").write_text(RECIPE)
     done = blt("run", "r.yaml", "--plugin", "two.py", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "name: ridge" in done.stdout
+    assert "name: slope" in done.stdout
 
 
 def test_without_its_file_a_recipe_is_refused(blt: Run, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(SMALL.replace("foe, filters: 4", "ridge"))
+    (tmp_path / "r.yaml").write_text(SMALL.replace("foe, filters: 4", "slope"))
     done = blt("validate", "r.yaml", cwd=tmp_path)
     assert done.returncode == 3
-    assert "'ridge' is not a registered regularizer" in done.stderr
+    assert "'slope' is not a registered regularizer" in done.stderr

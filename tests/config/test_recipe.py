@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bltoolbox.config.block import Block
 from bltoolbox.config.reading import RECIPE
-from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict
+from bltoolbox.config.recipe import Recipe, load_recipe, parse_recipe, recipe_from_dict, recipe_variants
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.config.sections import Budget, Validation
 from bltoolbox.config.shipped_recipes import shipped_recipes
@@ -223,9 +223,14 @@ def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_shipped_recipe_is_valid(registry: Registry) -> None:
-    for name, path in shipped_recipes().items():
-        recipe = load_recipe(name, registry=registry)
-        assert recipe == load_recipe(path, registry=registry)
+    choices = [
+        (name, path, [f"variant={variant}"] if variant else [])
+        for name, path in shipped_recipes().items()
+        for variant in recipe_variants(path) or [None]
+    ]
+    for name, path, choice in choices:
+        recipe = load_recipe(name, choice, registry)
+        assert recipe == load_recipe(path, choice, registry)
         assert parse_recipe(recipe.to_yaml(), registry=registry) == recipe
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bltoolbox import load_recipe, run
-from bltoolbox.config.recipe import Recipe
+from bltoolbox.config.recipe import Recipe, recipe_variants
 from bltoolbox.config.shipped_recipes import shipped_recipes
 
 # The images are tiny: a second thread costs more than it brings.
@@ -17,22 +17,29 @@ torch.set_num_threads(1)
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(RECIPES.rglob("*.yaml"))
-every_recipe = pytest.mark.parametrize(
-    "path", FILES, ids=[path.relative_to(RECIPES).with_suffix("").as_posix() for path in FILES]
-)
+NAMES = [path.relative_to(RECIPES).with_suffix("").as_posix() for path in FILES]
+every_recipe = pytest.mark.parametrize("path", FILES, ids=NAMES)
+#: Every recipe with what chooses each of its variants.
+CHOICES = [
+    pytest.param(path, choice, id=" ".join([name, *choice]))
+    for path, name in zip(FILES, NAMES, strict=True)
+    for choice in [[f"variant={variant}"] for variant in recipe_variants(path)] or [[]]
+]
+every_variant = pytest.mark.parametrize(("path", "choice"), CHOICES)
 
 
-def small(path: Path) -> Recipe:
+def small(path: Path, choice: list[str]) -> Recipe:
     """The recipe with a few small generated images, for two steps."""
     overrides = [
+        *choice,
         "data={name: dead-leaves, count: 4, size: 24}",
         "validation={count: 1, checks: 1}",
         "budget={steps: 2}",
         "device=cpu",
     ]
-    recipe = load_recipe(path)
+    recipe = load_recipe(path, choice)
     if not recipe.of_images:
-        return load_recipe(path, ["validation.checks=1", "budget={steps: 2}", "device=cpu"])
+        return load_recipe(path, [*choice, "validation.checks=1", "budget={steps: 2}", "device=cpu"])
     if recipe.evaluation is not None:
         overrides.append("evaluation={name: dead-leaves, count: 1, size: 24, seed: 1}")
     if recipe.operator.name == "ct":  # it is for images of one size
@@ -49,18 +56,19 @@ def test_there_are_recipes_and_each_is_shipped_under_its_name() -> None:
 
 @every_recipe
 def test_it_is_valid_and_says_how_to_run_it(path: Path) -> None:
-    load_recipe(path)
+    for variant in recipe_variants(path) or [None]:
+        load_recipe(path, [f"variant={variant}"] if variant else [])
     name = path.relative_to(RECIPES).with_suffix("").as_posix()
     comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert any(f"blt run {name}" in line or f"blt run recipes/{name}" in line for line in comments)
 
 
-@every_recipe
-def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_variant
+def test_it_runs(path: Path, choice: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # A reference is tuned by dozens of solves; how well does not matter here.
     monkeypatch.setattr("bltoolbox.training.baseline._SWEEPS", 1)
     monkeypatch.setattr("bltoolbox.training.baseline._WIDTH", 1.0)
-    recipe = small(path)
+    recipe = small(path, choice)
     result = run(recipe)
     assert 1 <= result.steps <= 2
     assert result.cost.computations > 0

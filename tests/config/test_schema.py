@@ -19,7 +19,7 @@ from test_signatures import SIGNATURE
 
 from bltoolbox.config import schema as schema_module
 from bltoolbox.config.describe import describe
-from bltoolbox.config.recipe import Recipe, parse_recipe, recipe_from_dict
+from bltoolbox.config.recipe import Recipe, parse_recipe, recipe_from_dict, recipe_variants
 from bltoolbox.config.registry import load_registry
 from bltoolbox.config.schema import SCHEMA_FILE, dump_schema, recipe_schema
 from bltoolbox.config.shipped_recipes import shipped_recipes
@@ -66,8 +66,10 @@ def test_it_is_a_schema_and_covers_everything() -> None:
 def test_every_recipe_is_accepted_as_written_and_as_resolved(name: str) -> None:
     text = shipped_recipes()[name].read_text(encoding="utf-8")
     assert [error.message for error in VALIDATOR.iter_errors(data(text))] == []
-    resolved = parse_recipe(text, registry=REGISTRY).to_yaml()
-    assert [error.message for error in VALIDATOR.iter_errors(data(resolved))] == []
+    for variant in recipe_variants(name) or [None]:
+        choice = [f"variant={variant}"] if variant else []
+        resolved = parse_recipe(text, overrides=choice, registry=REGISTRY).to_yaml()
+        assert [error.message for error in VALIDATOR.iter_errors(data(resolved))] == []
     assert f"# yaml-language-server: $schema={SCHEMA_FILE}\n" in text
 
 

@@ -146,7 +146,8 @@ def test_it_computes_what_the_model_computes() -> None:
 
 
 def test_gradients_do_not_depend_on_the_batch_nor_on_the_size_of_the_loss() -> None:
-    module, y = layer(recipe(), tol=1e-8, adjoint_tol=1e-6), measurements(3)
+    # Rounding depends on the batch and may change the number of iterations: solves are as accurate as the comparison.
+    module, y = layer(recipe(), tol=1e-12, adjoint_tol=1e-10), measurements(3)
 
     def gradients(y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         y = y.clone().requires_grad_()

@@ -44,12 +44,15 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("lower_solver/lbfgs", {"memory": 2}),
     ("lower_solver/newton-cg", {"forcing": 1.0, "cg_limit": 3}),
     ("hypergradient/unrolled", {"steps": 200}),
+    ("hypergradient/f2sa", {"difference": "central"}),
+    ("hypergradient/stocbio", {"truncation": "random"}),
     ("sampler/epoch", {"size": 4}),
     ("sampler/nice", {"size": 1}),
     ("sampler/independent", {"size": 1.5}),
     ("upper_optimizer/isgd", {"step_decay": 0.5, "tol_decay": 0.6}),
     ("upper_optimizer/iadam", {"step_decay": 0.5, "tol_decay": 0.6}),
     ("upper_optimizer/hoag", {"decay": "cubic"}),
+    ("upper_optimizer/single-loop", {"order": "simultaneous", "iterations": 3}),
     ("data/array", {"crop": None, "count": 2, "offset": 1}),
     ("data/folder", {"crop": None, "resize": 12}),
     ("data/folder", {"resize": 12, "crop": 9, "offset": 2, "count": 3}),
@@ -96,5 +99,7 @@ def test_select(target: str, expected: set[str]) -> None:
 
 def test_a_distribution_is_all_its_plugins() -> None:
     registry = load_registry()
-    mine = [one for one in registry.components() if one.distribution == "bltoolbox"]
+    mine = [
+        one for one in registry.components() if one.distribution == "bltoolbox" and one.plugin.name != "core"
+    ]
     assert set(select(registry, "bltoolbox")) == set(mine)

@@ -71,6 +71,24 @@ def test_a_declared_limit_is_followed() -> None:
     assert len(errors) == 3 and errors == sorted(errors, reverse=True)
 
 
+def test_calls_add_up_and_repetitions_do_not() -> None:
+    """``amigo`` iterates on x itself, but its limit does not say how often."""
+    registry = load_registry()
+    recipe = load_recipe(
+        "ml/logistic", ["problem.data={examples: 80, features: 4, relevant: 2}", "problem.blocks=2"]
+    )
+    simultaneous, amortised = curves(recipe, registry, "soba", "amigo")
+    for curve in (simultaneous, amortised):
+        assert [point.setting.rpartition(", ")[2] for point in curve.points] == [
+            "5 calls",
+            "20 calls",
+            "80 calls",
+        ]
+    # One block of two: half a gradient, half a Hessian product and half a mixed derivative in each call.
+    assert [point.cost for point in simultaneous.points] == pytest.approx([7.5, 30, 120])
+    assert [point.cost for point in amortised.points] == sorted(point.cost for point in amortised.points)
+
+
 def test_a_wrong_estimator_is_seen(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(PLUGIN)
     registry = load_registry([tmp_path / "wrong.py"])

@@ -124,7 +124,7 @@ def test_shrink_step_survives_a_region_where_nothing_can_be_computed() -> None:
     poisoned.init_params((3, 8, 8), torch.Generator())
     problem = replace(chosen.problem, regularizer=poisoned)
     chosen.problem = chosen.oracle.problem = problem
-    chosen.oracle.tasks = VariationalTasks(problem, chosen.train)
+    chosen.oracle.tasks = VariationalTasks(problem, chosen.train.samples)
     result = chosen.run()
     assert result.status == "budget spent"
     moved = float(result.last["regularizer.log_scale"] - poisoned.first)

@@ -66,6 +66,8 @@ class Subject:
         return {**options, **self.given}
 
     def __call__(self) -> Any:
+        if getattr(self.cls, "from_sections", False):
+            raise NotApplicable("it is made of the sections of a recipe: check a recipe")
         checker = Checker(self.registry)
         given = {"name": self.registered.name, **self.options()}
         block = checker.value(Type("component", role=self.registered.kind), given, ())

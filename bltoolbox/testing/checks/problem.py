@@ -73,18 +73,9 @@ class Bench:
         return self.problem.project_gradient(raw)
 
 
-def _build(subject: Subject) -> Problem:
-    if subject.cls.from_sections:
-        raise NotApplicable(
-            "it is made of the sections of a recipe, so that blt check tests it with a recipe"
-        )
-    problem: Problem = subject()
-    return problem
-
-
 def bench_of(subject: Subject, split: str = "training") -> Bench:
     """The problem with its example options, on one split."""
-    problem = _build(subject)
+    problem: Problem = subject()
     tasks = _tasks_of(problem, split)
     if tasks is None:
         raise NotApplicable(f"it has no tasks for {split}")
@@ -103,7 +94,7 @@ def _tasks_of(problem: Problem, split: str, like: Tensor = LIKE) -> Tasks | None
 
 @holds(KIND, "begins with the same finite parameters every time")
 def _initial(subject: Subject) -> None:
-    first, second = (_build(subject).init_params(keyed_generator("θ", 0)) for _ in range(2))
+    first, second = (subject().init_params(keyed_generator("θ", 0)) for _ in range(2))
     require(bool(first), "init_params returns no parameters, so that there is nothing to learn")
     for name, value in first.items():
         good = isinstance(value, Tensor) and value.dtype == torch.float64 and value.device.type == "cpu"
@@ -143,7 +134,7 @@ def _projection(subject: Subject) -> None:
 
 @holds(KIND, "has tasks of the requested dtype, with an x of their shape")
 def _splits(subject: Subject) -> None:
-    problem = _build(subject)
+    problem: Problem = subject()
     require(_tasks_of(problem, "training") is not None, "it has no tasks for training")
     theta = problem.init_params(keyed_generator("θ", 0))
     for dtype in (torch.float32, torch.float64):
@@ -211,10 +202,6 @@ def _determinism(subject: Subject) -> None:
 
 @stateless(KIND)
 def _use(subject: Subject, component: Problem, problem: int) -> Iterator[tuple[str, Any]]:
-    if subject.cls.from_sections:
-        raise NotApplicable(
-            "it is made of the sections of a recipe, so that blt check tests it with a recipe"
-        )
     split = SPLITS[problem] if _tasks_of(component, SPLITS[problem]) is not None else SPLITS[0]
     theta = component.init_params(keyed_generator("θ", problem))
     yield "init_params", theta

@@ -93,16 +93,7 @@ def compactable(subject: Subject) -> None:
         require(
             dataclasses.is_dataclass(state), f"the state must be a dataclass, not a {type(state).__name__}"
         )
-        count = len(bench.y)
-        for field in dataclasses.fields(state):
-            value = getattr(state, field.name)
-            good = value is None or (isinstance(value, Tensor) and value.ndim > 0 and len(value) == count)
-            shown = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
-            require(
-                good,
-                f"field {field.name!r} of the state must be a tensor with {count} rows, one per sample (or None), not"
-                f" {shown}: the loop keeps only the rows of the samples that have not converged",
-            )
+        _require_rows(state, len(bench.y), "")
         index = torch.tensor([2, 0])
         with torch.no_grad():
             whole, part = solver.step(lower, state), solver.step(lower.take(index), take(state, index))
@@ -110,6 +101,22 @@ def compactable(subject: Subject) -> None:
             part.x, whole.x[index], 1e-8, "x after a step of two of three samples",
             "the rows of the state must contain everything that a sample needs to continue alone",
         )  # fmt: skip
+
+
+def _require_rows(record: Any, count: int, prefix: str) -> None:
+    for field in dataclasses.fields(record):
+        value, name = getattr(record, field.name), prefix + field.name
+        if dataclasses.is_dataclass(value):
+            _require_rows(value, count, f"{name}.")
+            continue
+        good = isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
+        shown = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
+        require(
+            value is None or isinstance(value, int) or good,
+            f"field {name!r} of the state must be a tensor with {count} rows, one per sample (or None, a record of such"
+            f" tensors, or an integer that all samples share), not {shown}: the loop keeps only the rows of the samples"
+            " that have not converged",
+        )
 
 
 @holds(KIND, "a sample's result does not depend on its batch")

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.operators.arrays import read_matrix
+from blt_builtins.symbols import cosine_sums, even_lags
 from bltoolbox.plugin import Constant, Operator, Rows, Theta, image_layout
 
 Boundary = Literal["symmetric", "periodic", "zero", "valid"]
@@ -107,6 +108,10 @@ class Blur(Operator):
         schur = kernel.abs().sum() * _convolve_adjoint(ones, kernel.abs(), self.boundary).max()
         # A mirror repeats pixels: the spectrum of a kernel that is not symmetric itself bounds nothing there.
         return 0.0, schur if self.boundary == "symmetric" else torch.minimum(spectrum, schur)
+
+    def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        lags = even_lags(self._kernel(theta).detach().double().unsqueeze(0))
+        return cosine_sums(lags[0, 0], shape)
 
     def pictures(self, theta: Theta) -> Tensor | None:
         return self._kernel(theta)[None, None] if "log_kernel" in theta else None

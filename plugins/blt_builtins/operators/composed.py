@@ -120,6 +120,15 @@ class Composed(Operator):
             most = None if most is None or high is None else most * high
         return least, most
 
+    def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor | None:
+        """The product of those of the parts, where each has one: only operators that keep the size of images do."""
+        total: Tensor | None = None
+        for position, part in self.parts.items():
+            if (symbol := part.symbol(split(theta, position), shape)) is None:
+                return None
+            total = symbol if total is None else total * symbol
+        return total
+
     def _each(self, change: Callable[[Operator, Theta], Theta], theta: Theta) -> dict[str, Tensor]:
         """θ changed by each part, which sees its own parameters under their names."""
         return join(

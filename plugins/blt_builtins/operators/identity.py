@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from bltoolbox.plugin import Operator, Rows, Theta
@@ -26,3 +27,6 @@ class Identity(Operator):
 
     def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, float]:
         return 1.0, 1.0
+
+    def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor:
+        return torch.ones(tuple(shape[1:]), dtype=torch.float64)

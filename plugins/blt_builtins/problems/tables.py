@@ -25,6 +25,9 @@ from torch import Tensor
 
 from bltoolbox.plugin import GENERATED, RECORDED, keyed_generator, read_array
 
+#: Sums of squares of such numbers are still finite in float64.
+_LARGEST = 1e100
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -125,6 +128,12 @@ def read(files: Files) -> Table:
         raise ValueError(f"expected arrays of shapes (N, p) and (N,), got {shapes}")
     if not bool(torch.isfinite(features).all() & torch.isfinite(targets).all()):
         raise ValueError("the arrays contain NaN or infinite numbers; remove these rows")
+    if (
+        most := max((float(part.abs().max()) for part in (features, targets) if part.numel()), default=0)
+    ) > _LARGEST:
+        raise ValueError(
+            f"the arrays contain numbers up to {most:.3g}, whose squares overflow; scale the columns"
+        )
     return Table(features, targets)
 
 

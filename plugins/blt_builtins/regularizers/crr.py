@@ -130,6 +130,9 @@ class ConvexRidge(Regularizer):
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
         return dict(gradient) | {"kernels": zero_mean(gradient["kernels"])}
 
+    def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor:
+        return self._bank(theta).symbol(curvature, shape)
+
     def pictures(self, theta: Theta) -> Tensor:
         return theta["kernels"][self._importance(theta).argsort(descending=True)]
 

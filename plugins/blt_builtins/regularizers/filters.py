@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from blt_builtins.symbols import bank_symbol, even_lags
 from bltoolbox.plugin import image_layout
 
 Boundary = Literal["valid", "zero", "periodic", "symmetric"]
@@ -83,6 +84,14 @@ class FilterBank:
         pixels = out.permute(0, 2, 3, 1).reshape(len(t), rows, columns, p, p, channels).transpose(2, 3)
         image = pixels.reshape(len(t), p * rows, p * columns, channels).permute(0, 3, 1, 2)
         return image[:, :, :height, :width]
+
+    def symbol(self, curvature: Tensor, shape: Sequence[int]) -> Tensor:
+        """Σ_j w_j C_jᵀC_j by frequency for weights (B, J), see ``Regularizer.symbol``."""
+        return bank_symbol(self._lags, curvature, shape)
+
+    @cached_property
+    def _lags(self) -> Tensor:
+        return even_lags(self.kernels)
 
     @cached_property
     def _laid_out(self) -> Tensor:

@@ -186,6 +186,9 @@ class FieldOfExperts(Regularizer):
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return self._form(theta).of.weights(t)
 
+    def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor:
+        return self._form(theta).bank.symbol(curvature, shape)
+
     def pictures(self, theta: Theta) -> Tensor:
         return self.kernels(theta)[self._importance(theta).argsort(descending=True)]
 

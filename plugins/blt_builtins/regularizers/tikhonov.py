@@ -21,6 +21,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
+from blt_builtins.symbols import difference_symbols, separate_channels
 from bltoolbox.plugin import Regularizer, Theta
 
 
@@ -53,7 +54,7 @@ class Tikhonov(Regularizer):
         return theta["log_weight"].exp() * self.synthesise(theta, self.analyse(theta, x), x.shape[1:])
 
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
-        return _Hessian(self, theta)
+        return _Hessian(self, theta, self.majorant(theta, self.analyse(theta, x)))
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         product = self.analyse(theta, x) * self.analyse(theta, q)
@@ -93,6 +94,14 @@ class Tikhonov(Regularizer):
             return 1.0
         return sum(4 * math.sin(math.pi * (n - 1) / (2 * n)) ** 2 for n in shape[1:])
 
+    def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor:
+        # ∇²R does not depend on x: P is exact for (almost) any operator with a symbol.
+        if self.of == "identity":
+            channels = curvature.view(-1, shape[0], 1, 1).expand(-1, *shape)
+        else:
+            channels = torch.einsum("bkc,khw->bchw", curvature, difference_symbols(shape, curvature))
+        return separate_channels(channels)
+
     def potential_sum(self, theta: Theta, t: Tensor) -> Tensor:
         return 0.5 * theta["log_weight"].exp() * t.square().flatten(1).sum(1, dtype=torch.float64)
 
@@ -106,15 +115,16 @@ class Tikhonov(Regularizer):
 class _Hessian:
     """v ↦ e^{θ_0} DᵀD v, the same for every x and hence for every selection of samples."""
 
-    def __init__(self, regularizer: Tikhonov, theta: Theta) -> None:
+    def __init__(self, regularizer: Tikhonov, theta: Theta, curvature: Tensor) -> None:
         self.regularizer = regularizer
         self.theta = theta
+        self.curvature = curvature
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.regularizer.gradient(self.theta, v)
 
     def take(self, index: Tensor) -> _Hessian:
-        return self
+        return _Hessian(self.regularizer, self.theta, self.curvature[index])
 
 
 def _zeros(t: Tensor, dim: int) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from blt_builtins.regularizers.differences import NORM, differences, differences_adjoint
 from blt_builtins.regularizers.filter_constants import THIRD
+from blt_builtins.symbols import difference_symbols, separate_channels
 from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta, norm
 
 
@@ -34,6 +36,8 @@ class TotalVariation(Regularizer):
         nu: initial smoothing ν.
         channels: whether the channels share their edges.
     """
+
+    cheap = True
 
     def __init__(
         self,
@@ -67,14 +71,7 @@ class TotalVariation(Regularizer):
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
         t = self.analyse(theta, x)
         length = self._length(theta, t)
-        direction, curvature = t / length, theta["log_weight"].exp() / length
-
-        def hvp(v: Tensor) -> Tensor:
-            t_v = self.analyse(theta, v)
-            along = direction * self._sum(direction * t_v)
-            return self.synthesise(theta, curvature * (t_v - along), v.shape[1:])
-
-        return hvp
+        return _Hessian(self, theta, t / length, theta["log_weight"].exp() / length)
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         t = self.analyse(theta, x)
@@ -110,6 +107,10 @@ class TotalVariation(Regularizer):
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return (theta["log_weight"].exp() / self._length(theta, t)).expand_as(t)
 
+    def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor:
+        channels = torch.einsum("bkc,khw->bchw", curvature, difference_symbols(shape, curvature))
+        return separate_channels(channels)
+
     def potentials(self, theta: Theta) -> Potentials:
         weight, nu = theta["log_weight"].exp(), theta["log_smoothing"].exp()
         t = torch.linspace(-10, 10, 201, dtype=nu.dtype, device=nu.device) * nu
@@ -121,3 +122,26 @@ class TotalVariation(Regularizer):
 
     def _sum(self, t: Tensor) -> Tensor:
         return t.sum((1, 2), keepdim=True) if self.channels == "joint" else t.sum(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class _Hessian:
+    """v ↦ Dᵀ w(Dv − e⟨e, Dv⟩) with e = Dx/√(|Dx|² + ν²) and w = e^{θ_0}/√(|Dx|² + ν²)."""
+
+    regularizer: TotalVariation
+    theta: Theta
+    direction: Tensor
+    weight: Tensor
+
+    def __call__(self, v: Tensor) -> Tensor:
+        t = self.regularizer.analyse(self.theta, v)
+        along = self.direction * self.regularizer._sum(self.direction * t)
+        return self.regularizer.synthesise(self.theta, self.weight * (t - along), v.shape[1:])
+
+    @property
+    def curvature(self) -> Tensor:
+        """The diagonal of ψ''."""
+        return self.weight * (1 - self.direction.square())
+
+    def take(self, index: Tensor) -> _Hessian:
+        return _Hessian(self.regularizer, self.theta, self.direction[index], self.weight[index])

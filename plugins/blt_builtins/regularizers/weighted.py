@@ -64,6 +64,7 @@ class Weighted(Regularizer):
                 f"{type(base).__name__} cannot be weighted, it {trouble}; use tv, foe or tikhonov"
             )
         self.base = base
+        self.cheap = base.cheap
         self.grid = grid
         self.smoothness = smoothness
 
@@ -146,6 +147,9 @@ class Weighted(Regularizer):
 
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
         return self.base.analysis_norm(self._of_base(theta), shape)
+
+    def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor | None:
+        return self.base.symbol(self._of_base(theta), curvature, shape)
 
     def pictures(self, theta: Theta) -> Tensor:
         return theta["log_map"].exp()[None, None]

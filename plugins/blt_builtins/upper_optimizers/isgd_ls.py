@@ -33,6 +33,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import torch
 from annotated_types import Ge, Gt, Le, Lt
 
 from blt_builtins.upper_optimizers.schedule import (
@@ -147,11 +148,15 @@ class ISGDLineSearch(UpperOptimizer):
             )
         while first and alpha * slope < _UNSEEN * abs(base):
             alpha *= 10
-        last, visible = 0, alpha * slope > _UNSEEN * abs(base)
+        last, responds = (
+            0,
+            alpha * slope > _UNSEEN * abs(base) and _differ(descend(oracle, theta, z, alpha), theta),
+        )
         for trial in range(1, _TRIALS + 1):
             predicted = alpha * slope
             if predicted <= _ROUNDING * abs(base):
-                if not visible:  # θ is stationary, as far as can be measured
+                # Later, θ is stationary as far as can be measured; at the first step nothing has worked yet.
+                if not (first and responds):
                     return alpha, trial
                 raise NumericalError(
                     f"no step, however short, decreases the loss as its gradient of norm {math.sqrt(slope):.3g}"
@@ -165,3 +170,8 @@ class ISGDLineSearch(UpperOptimizer):
             alpha *= 2.0**wish
             last = wish
         return alpha, _TRIALS + 1
+
+
+def _differ(first: Theta, second: Theta) -> bool:
+    """Whether a step has an effect; at a constraint it may have none."""
+    return any(not torch.equal(value, second[name]) for name, value in first.items())
