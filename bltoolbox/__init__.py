@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.memory import keep_freed_memory
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.reports.figures import plot, show_images
-    from bltoolbox.restoration.given import Images
     from bltoolbox.restoration.model import Model, solve
+    from bltoolbox.restoration.python_data import Images
     from bltoolbox.restoration.results import RunResult
     from bltoolbox.training.experiment import Experiment
 
@@ -43,7 +43,7 @@ __all__ = [
 
 _HOMES = {
     "Experiment": "bltoolbox.training.experiment",
-    "Images": "bltoolbox.restoration.given",
+    "Images": "bltoolbox.restoration.python_data",
     "Model": "bltoolbox.restoration.model",
     "RunResult": "bltoolbox.restoration.results",
     "assemble": "bltoolbox.api",

@@ -29,9 +29,9 @@ from bltoolbox.errors import MissingError, UsageError
 from bltoolbox.reports.notebook import progress as progress_display
 from bltoolbox.reports.writer import ReportWriter
 from bltoolbox.restoration.from_recipe import build_evaluation_solver, build_problem
-from bltoolbox.restoration.given import as_data, stand_in
 from bltoolbox.restoration.layer import Choice, ImplicitLayer, method_for
 from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.python_data import as_data, stand_in
 from bltoolbox.restoration.results import RunResult
 from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.shipped import shipped_models

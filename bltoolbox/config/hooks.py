@@ -66,7 +66,7 @@ CORE = (
     ),
 )
 
-_GIVEN = "bltoolbox.restoration.given"
+_GIVEN = "bltoolbox.restoration.python_data"
 #: Stand-ins for data that were given from Python, which only the recipes of such runs name. They are not listed.
 STAND_INS = {
     (component.kind, component.name): component

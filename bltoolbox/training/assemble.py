@@ -34,8 +34,7 @@ from bltoolbox.restoration.theta_file import read_theta
 from bltoolbox.restoration.usable import find_misfit
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.runs.metric import Metric
-from bltoolbox.training.experiment import Experiment
-from bltoolbox.training.images import (
+from bltoolbox.training.assemble_images import (
     assemble_images,
     build_baseline,
     check_images,
@@ -43,6 +42,7 @@ from bltoolbox.training.images import (
     warn_about_images,
     why_not_certified,
 )
+from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.listeners import Guarded
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from bltoolbox.config.registry import Registry
 from bltoolbox.config.sections import Budget
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.restoration.given import stand_in
+from bltoolbox.restoration.python_data import stand_in
 from bltoolbox.restoration.roles import Data
 from bltoolbox.runs.history import is_run
 from bltoolbox.runs.logs import read_environment, read_source, read_status

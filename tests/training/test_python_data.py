@@ -17,7 +17,7 @@ from bltoolbox.bilevel.events import Listener
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import BltError, RecipeError, UsageError
-from bltoolbox.restoration.given import as_data, stand_in
+from bltoolbox.restoration.python_data import as_data, stand_in
 from bltoolbox.restoration.roles import Data
 from bltoolbox.testing import smooth_images
 from bltoolbox.training.assemble import assemble
