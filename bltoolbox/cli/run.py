@@ -248,12 +248,15 @@ def _resume_hint(directory: RunDirectory, ranks: Ranks) -> Iterator[None]:
     from bltoolbox.distributed.ranks import RankLost
     from bltoolbox.distributed.signals import Interrupted, handled
 
+    complete = False
     try:
         with handled():
             yield
+            complete = True
     except Interrupted as stop:
         if ranks.first:
-            say(f"interrupted; {next_command(directory.path, ranks.size)}")
+            state = f"the run is complete: {directory.path}"
+            say(f"interrupted; {state if complete else next_command(directory.path, ranks.size)}")
         raise typer.Exit(stop.exit_code) from None
     except RankLost as error:
         raise RankLost(f"{error}; {next_command(directory.path, ranks.size)}") from error

@@ -59,6 +59,8 @@ def handled() -> Iterator[None]:
     _state.pending, _state.allowed = None, False
     with _handlers(_handle):
         yield
+    # One that came too late to interrupt anything still counts: what follows in a script must not start.
+    _raise()
 
 
 @contextlib.contextmanager

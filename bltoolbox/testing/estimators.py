@@ -103,8 +103,15 @@ class _Bench:
     """Some tasks of a recipe at its initial θ, and the exact z there."""
 
     def __init__(self, recipe: Recipe, registry: Registry, tasks: int) -> None:
+        checks = dataclasses.replace(recipe.validation, evaluation=False)
         settings = dataclasses.replace(
-            recipe, dtype="float64", device="cpu", evaluation=None, baseline=None, loggers=()
+            recipe,
+            dtype="float64",
+            device="cpu",
+            evaluation=None,
+            validation=checks,
+            baseline=None,
+            loggers=(),
         )
         experiment = assemble(settings, registry)
         self.recipe, self.registry, self.source = recipe, registry, experiment.oracle

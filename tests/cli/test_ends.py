@@ -95,6 +95,17 @@ def test_a_signal_that_comes_with_the_handlers_is_not_forgotten(monkeypatch: pyt
         pass
 
 
+def test_a_signal_after_the_last_computation_is_not_forgotten() -> None:
+    """The results are complete, and what follows in a script does not start."""
+    finished = False
+    with pytest.raises(signals.Interrupted) as stop, signals.handled():
+        with signals.allowed():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        finished = True
+    assert finished and stop.value.exit_code == 130
+
+
 def shell(line: str, **options: object) -> subprocess.CompletedProcess[str]:
     blt = f"'{sys.executable}' -m bltoolbox"
     return subprocess.run(

@@ -105,6 +105,13 @@ def test_one_that_does_not_fit_is_explained() -> None:
     assert not curve.points and "needs an error bound" in curve.note
 
 
+def test_evaluation_images_of_the_recipe_do_not_matter() -> None:
+    registry = load_registry()
+    recipe = load_recipe("smoke", [*TINY, "validation.evaluation=true"], registry)
+    (curve,) = curves(recipe, registry, "cg-ift")
+    assert curve.points[-1].error < 1e-4
+
+
 def test_the_front_leaves_out_what_a_cheaper_setting_beats() -> None:
     assert front([(3, 0.1), (1, 0.5), (2, 0.7), (4, 0.2)]) == ([1, 3], [0.5, 0.1])
 
