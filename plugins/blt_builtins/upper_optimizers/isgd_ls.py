@@ -16,9 +16,9 @@ first step that is wrong by orders of magnitude costs a few solves, not a run.
 Is it unbiased? Steps between measurements are: their α comes from earlier batches, so that E[α_k z_v] = α_k E[z_v]. A
 measured step is not: α and z come from the same batch, and batches of low curvature get longer steps, so that the mean
 step need not vanish at a minimiser. In denoising with `foe`, batches of 8 and a learned θ, the mean measured step
-differed from mean α times mean z by 24 %, where a single z differs from its mean by 170 %, and about one step in ten is
-measured. Measuring on another batch would remove this bias, but a step could then increase the loss of its own batch
-unnoticed, which is what the measurement is there to prevent; it is not offered.
+differed from mean α times mean z by 19 %, where 8 % would be chance and a single z differs from its mean by 177 %; and
+about one step in ten is measured. Measuring on another batch would remove this bias, but a step could then increase the
+loss of its own batch unnoticed, which is what the measurement is there to prevent; it is not offered.
 
 When to choose it: mini-batches with an unknown step length. A tuned `isgd` is as good, but not better.
 
