@@ -125,6 +125,14 @@ def test_a_model_whose_kernel_is_elsewhere_is_a_sentence(folder: Path, tmp_path:
         Model.load(tmp_path / "model.safetensors", "cpu", REGISTRY)
 
 
+@pytest.mark.parametrize("option", [{"filters": 2**32}, {"kernel_size": 2**15}], ids=str)
+@pytest.mark.parametrize("name", ["foe", "foe-nonsmooth", "wcfoe", "crr", "icnn"])
+def test_a_filter_bank_that_fills_the_memory_is_refused(name: str, option: dict[str, int]) -> None:
+    """The recipe in a θ file says how large the bank is, and it is made before its size can be compared."""
+    with pytest.raises(BltError, match="at most"):
+        recipe_from_dict(TINY | {"regularizer": {"name": name, **option}}, registry=REGISTRY)
+
+
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(text=st.text(max_size=300), override=st.text(max_size=30))
 def test_any_text_for_a_recipe_or_an_override(text: str, override: str) -> None:

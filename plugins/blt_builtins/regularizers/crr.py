@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -65,8 +65,8 @@ class ConvexRidge(Regularizer):
 
     def __init__(
         self,
-        filters: Annotated[int, Gt(0)] = 10,
-        kernel_size: Annotated[int, Ge(2)] = 7,
+        filters: Annotated[int, Gt(0), Le(4096)] = 10,
+        kernel_size: Annotated[int, Ge(2), Le(63)] = 7,
         boundary: Boundary = "symmetric",
         knots: Annotated[int, Ge(3)] = 21,
         range: Annotated[float, Gt(0)] = 0.1,

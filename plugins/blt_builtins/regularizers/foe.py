@@ -29,7 +29,7 @@ from functools import cache, cached_property
 from typing import Annotated, Literal, Protocol
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from blt_builtins.regularizers.filter_constants import Bank, bank_constants
@@ -64,8 +64,8 @@ class FieldOfExperts(Regularizer):
 
     def __init__(
         self,
-        filters: Annotated[int, Gt(0)] = 10,
-        kernel_size: Annotated[int, Ge(2)] = 7,
+        filters: Annotated[int, Gt(0), Le(4096)] = 10,
+        kernel_size: Annotated[int, Ge(2), Le(63)] = 7,
         boundary: Boundary = "symmetric",
         smoothing: Literal["shared", "per-filter"] = "shared",
         nu: Annotated[float, Gt(0)] = 0.01,

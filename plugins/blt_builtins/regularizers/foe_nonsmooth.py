@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from blt_builtins.regularizers.filters import Boundary, FilterBank, norm_bound
@@ -46,8 +46,8 @@ class NonsmoothFieldOfExperts(Regularizer):
 
     def __init__(
         self,
-        filters: Annotated[int, Gt(0)] = 10,
-        kernel_size: Annotated[int, Ge(2)] = 7,
+        filters: Annotated[int, Gt(0), Le(4096)] = 10,
+        kernel_size: Annotated[int, Ge(2), Le(63)] = 7,
         boundary: Boundary = "symmetric",
         weight: Annotated[float, Gt(0)] = 0.04,
         start: Literal["differences", "dct", "random"] = "differences",

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -54,8 +54,8 @@ class InputConvexNetwork(Regularizer):
     def __init__(
         self,
         layers: Annotated[int, Gt(0)] = 2,
-        filters: Annotated[int, Gt(0)] = 20,
-        kernel_size: Annotated[int, Ge(3)] = 5,
+        filters: Annotated[int, Gt(0), Le(4096)] = 20,
+        kernel_size: Annotated[int, Ge(3), Le(63)] = 5,
         sharpness: Annotated[float, Gt(0)] = 50.0,
         weight: Annotated[float, Gt(0)] = 0.04,
         ridge: Annotated[float, Ge(0)] = 0.0,

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from blt_builtins.regularizers.filters import Boundary, norm_bound
@@ -83,8 +83,8 @@ class WeaklyConvexExperts(FieldOfExperts):
 
     def __init__(
         self,
-        filters: Annotated[int, Gt(0)] = 10,
-        kernel_size: Annotated[int, Ge(2)] = 7,
+        filters: Annotated[int, Gt(0), Le(4096)] = 10,
+        kernel_size: Annotated[int, Ge(2), Le(63)] = 7,
         boundary: Boundary = "symmetric",
         nu: Annotated[float, Gt(0)] = 0.01,
         weight: Annotated[float, Gt(0)] = 0.02,
