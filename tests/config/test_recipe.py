@@ -137,7 +137,7 @@ def test_all_problems_of_a_file_at_once_each_at_its_place() -> None:
         "r.yaml:2:43: data.size: expected a whole number greater than 0, got 'many'",
         "r.yaml:3:22: lower_solver: 'adg' is not a registered lower_solver; did you mean 'agd'? "
         "(blt list lower_solver)",
-        "r.yaml:4:39: regularizer.kernel_size: expected a whole number of at least 2, got 7.5",
+        "r.yaml:4:39: regularizer.kernel_size: expected a whole number of at least 2 and of at most 63, got 7.5",
         "r.yaml:6:1: upper_optimzer: a recipe has no key 'upper_optimzer'; did you mean 'upper_optimizer'?",
         "r.yaml:7:1: sampler: duplicate key, first given in line 5",
         "r.yaml:8:8: noise: expected a number of at least 0 and of at most 1, got '25/0'",
