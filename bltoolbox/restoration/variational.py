@@ -38,7 +38,7 @@ from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, UpperLoss
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.theta import join, prepare, split
 
 Constraint = Literal["none", "nonnegative", "box"]

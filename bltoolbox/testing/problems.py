@@ -35,7 +35,7 @@ from bltoolbox.restoration.roles import (
     Sample,
     UpperLoss,
 )
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.variational import Constraint, Variational, VariationalTasks
 
 

@@ -25,7 +25,7 @@ from bltoolbox.restoration.evaluation import Evaluation, evaluate
 from bltoolbox.restoration.metrics import METRICS, Range
 from bltoolbox.restoration.model import encode, read_range, read_theta
 from bltoolbox.restoration.roles import Data
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import Gain, smooth_images, variational

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bltoolbox.config.registry import Registry
     from bltoolbox.restoration.evaluation import Evaluation
-    from bltoolbox.restoration.samples import Samples
+    from bltoolbox.restoration.data_loading import Samples
 
 #: Maximum number of rows of a readable sheet.
 MAX_ROWS = 24
