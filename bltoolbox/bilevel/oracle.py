@@ -53,7 +53,7 @@ from bltoolbox.bilevel.share import Share, divide
 from bltoolbox.bilevel.tally import Chunk, Slowest, Tally, merge
 from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import detached
-from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, mapped_copy
+from bltoolbox.bilevel.warm_starts import MAPPED, Keeping, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import BltError, NumericalError
@@ -86,6 +86,7 @@ class BilevelOracle:
         seed: int = 0,
         before_call: Callable[[Cost], None] | None = None,
         ranks: Ranks = ALONE,
+        keeping: Keeping = "full",
     ) -> None:
         self.problem = problem
         self.tasks = tasks
@@ -113,7 +114,7 @@ class BilevelOracle:
         self.latest: HypergradientResult | None = None
         self.ranks = ranks
         #: Everything that is stored per task: solutions, constants for error bounds, and what components keep.
-        self.stores = Stores(len(tasks), ranks)
+        self.stores = Stores(len(tasks), ranks, keeping)
         self.solutions = self.stores[SOLUTIONS]
         self.lipschitz_estimates = self.stores["lipschitz"]
         self._kept: tuple[Kept, Kept] | None = None
@@ -217,6 +218,11 @@ class BilevelOracle:
         if isinstance(answer, HypergradientResult):
             self.latest = answer
         return answer
+
+    def end_step(self) -> None:
+        """A step is complete, or given up."""
+        self.journal.clear()
+        self.stores.end_step()
 
     @property
     def certificate(self) -> Mapping[str, float | str]:

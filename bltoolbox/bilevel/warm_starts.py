@@ -9,6 +9,9 @@ A store remembers which rows changed since the last checkpoint. Each sample has 
 is written to the inactive one, and ``commit`` switches. An oracle call that is interrupted leaves no
 trace, and nothing is copied for that.
 
+A store may keep its rows in half precision, or forget them at the end of each step. Both happen to every run alike,
+interrupted or not, so that a resumed run continues exactly.
+
 On several ranks sample i lives on rank i mod the number of ranks, for good; each store holds the rows of its rank. A
 rank that computes for another has those samples as guests, for one oracle call.
 """
@@ -20,27 +23,40 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.half_precision import halve, is_halved, restored
 from bltoolbox.bilevel.transfers import Arrival, to_device, to_host
 from bltoolbox.distributed.ranks import ALONE, Ranks
 
 #: Stores of more bytes than this are mapped files.
 MAPPED = 64 * 2**20
 
+#: How warm starts are kept: as they are, rounded to half precision, or only until the end of a step.
+Keeping = Literal["full", "float16", "none"]
+#: Some rows as a checkpoint has them: ``ids``, ``rows`` and, in half precision, ``exponents``.
+Part = dict[str, Tensor]
+
 
 class Store:
     """Rows of one shape, by sample. Memory is taken when the first row is written."""
 
-    def __init__(self, count: int, ranks: Ranks = ALONE, folder: Path | None = None) -> None:
+    def __init__(
+        self, count: int, ranks: Ranks = ALONE, folder: Path | None = None, half: bool = False
+    ) -> None:
         self.ranks = ranks
+        #: Whether long rows are stored in half precision.
+        self.half = half
         #: Where a mapped file is made; the system's folder for temporary files if None.
         self.folder = folder
         self.count = len(range(ranks.rank, count, ranks.size))
         #: Two slots per sample: row i is ``rows[slot[i]·count + i]``.
         self.rows: Tensor | None = None
+        #: Of rows in half precision.
+        self.exponents: Tensor | None = None
         self.slot = torch.zeros(self.count, dtype=torch.long)
         self.known = torch.zeros(self.count, dtype=torch.bool)
         self._dirty = torch.zeros(self.count, dtype=torch.bool)
@@ -134,11 +150,11 @@ class Store:
         self.rollback()
         self.begin()
 
-    def changed(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def changed(self) -> Iterator[Part]:
         """Ids and rows (on the CPU) written since the last ``mark_saved``, a part at a time."""
         return self._parts(self._dirty)
 
-    def everything(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def everything(self) -> Iterator[Part]:
         """Ids and rows of all that is known, a part at a time."""
         return self._parts(self.known)
 
@@ -156,6 +172,8 @@ class Store:
         ids, rows = held["ids"], held["rows"]
         if not len(ids):
             return
+        if "exponents" in held:
+            rows = restored(rows, held["exponents"])
         here = ids % self.ranks.size == self.ranks.rank
         if bool(here.any()):
             self.put(ids[here].tolist(), rows[here])
@@ -164,13 +182,19 @@ class Store:
         """Local numbers of samples that live here."""
         return torch.as_tensor(samples, dtype=torch.long) // self.ranks.size
 
+    def _ids(self, index: Tensor) -> Tensor:
+        """The samples with these local numbers."""
+        return index * self.ranks.size + self.ranks.rank
+
     def _place(self, index: Tensor) -> Tensor:
         return self.slot[index] * self.count + index
 
     def _read(self, index: Tensor) -> Tensor:
         assert self.rows is not None
         self._arrive()
-        return self.rows[self._place(index)]
+        place = self._place(index)
+        rows = self.rows[place]
+        return rows if self.exponents is None else restored(rows, self.exponents[place])
 
     @staticmethod
     def _lands_at_once(rows: Tensor) -> bool:
@@ -180,25 +204,30 @@ class Store:
         """Store the rows that were being copied."""
         for place, arrival in self._arriving:
             assert self.rows is not None
-            self.rows[place] = arrival.wait().to(self.rows)
+            rows = arrival.wait()
+            if self.exponents is not None:
+                rows, self.exponents[place] = halve(rows)
+            self.rows[place] = rows.to(self.rows)
         self._arriving.clear()
 
     def _allocate(self, like: Tensor) -> Tensor:
         """Room for all rows, those of three dimensions channels last, in a file without a name if it is large."""
-        size, shape = 2 * self.count, tuple(like.shape[1:])
+        size, shape, dtype = 2 * self.count, tuple(like.shape[1:]), like.dtype
+        if self.half and is_halved(like):
+            dtype, self.exponents = torch.float16, torch.zeros(size, dtype=torch.int16)
         # Batches of such rows come and go in that order, so that a copy is a plain copy.
         channels_last = len(shape) == 3
         if channels_last:
             shape = (*shape[1:], shape[0])
         numbers = size * max(1, torch.Size(shape).numel())
-        if numbers * like.element_size() > MAPPED:
-            rows = _mapped(numbers, like.dtype, self.folder).view(size, *shape)
+        if numbers * dtype.itemsize > MAPPED:
+            rows = _mapped(numbers, dtype, self.folder).view(size, *shape)
         else:
-            rows = torch.empty((size, *shape), dtype=like.dtype)
+            rows = torch.empty((size, *shape), dtype=dtype)
         return rows.permute(0, 3, 1, 2) if channels_last else rows
 
     def _row(self, sample: int) -> Tensor | None:
-        index = torch.tensor([sample // self.ranks.size])
+        index = self._index([sample])
         return self._read(index)[0] if self.rows is not None and self.known[index[0]] else None
 
     def _get_with_guests(self, samples: Sequence[int], cold: Tensor) -> Tensor:
@@ -209,28 +238,78 @@ class Store:
                 found[k] = row.to(cold)
         return found
 
-    def _parts(self, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, mask: Tensor) -> Iterator[Part]:
         index = torch.nonzero(mask).flatten()
         if self.rows is None or not len(index):
             return
         row = self.rows[0].numel() * self.rows.element_size()
-        for part in index.split(max(1, MAPPED // (2 * row))):
-            yield part * self.ranks.size + self.ranks.rank, self._read(part).contiguous()
+        self._arrive()
+        for numbers in index.split(max(1, MAPPED // (2 * row))):
+            place = self._place(numbers)
+            part = {"ids": self._ids(numbers), "rows": self.rows[place].contiguous()}
+            yield part if self.exponents is None else part | {"exponents": self.exponents[place]}
+
+
+class StepStore(Store):
+    """Rows of the samples of one step, forgotten at its end: memory for one batch, not for the data set."""
+
+    def __init__(self, ranks: Ranks = ALONE, folder: Path | None = None) -> None:
+        super().__init__(0, ranks, folder)
+        #: Local numbers by sample, in the order in which they were asked for.
+        self._numbers: dict[int, int] = {}
+
+    def forget(self) -> None:
+        """The step has ended; its memory serves the next one."""
+        self._arriving.clear()
+        self._numbers.clear()
+        for flags in (self.known, self._dirty, self._written, self.slot):
+            flags.zero_()
+
+    def _index(self, samples: Sequence[int]) -> Tensor:
+        for sample in samples:
+            self._numbers.setdefault(int(sample), len(self._numbers))
+        if len(self._numbers) > self.count:
+            self._grow(max(len(self._numbers), 2 * self.count))
+        return torch.tensor([self._numbers[int(sample)] for sample in samples], dtype=torch.long)
+
+    def _ids(self, index: Tensor) -> Tensor:
+        return torch.tensor(list(self._numbers), dtype=torch.long)[index]
+
+    def _grow(self, count: int) -> None:
+        self._arrive()
+        before, more, rows = self.count, count - self.count, self.rows
+        self.slot, self.known, self._dirty, self._written = (
+            torch.cat([flags, flags.new_zeros(more)])
+            for flags in (self.slot, self.known, self._dirty, self._written)
+        )
+        if self._before is not None:
+            slot, known, dirty = (torch.cat([flags, flags.new_zeros(more)]) for flags in self._before)
+            self._before = slot, known, dirty
+        self.count = count
+        if rows is not None:
+            self.rows = self._allocate(rows)
+            self.rows[:before], self.rows[count : count + before] = rows[:before], rows[before:]
 
 
 class Stores(dict[str, Store]):
     """Stores by name, each made when it is first asked for; they begin, commit and roll back together."""
 
-    def __init__(self, count: int, ranks: Ranks = ALONE) -> None:
+    def __init__(self, count: int, ranks: Ranks = ALONE, keeping: Keeping = "full") -> None:
         super().__init__()
         self.count = count
         self.ranks = ranks
+        self.keeping = keeping
+        #: Whether rows were forgotten since the last checkpoint, which then may not add to those before it.
+        self.forgotten = False
         self.folder: Path | None = None
         self._open = False
 
     def __missing__(self, name: str) -> Store:
-        store = self[name] = Store(self.count, self.ranks)
-        store.folder = self.folder
+        if self.keeping == "none":
+            store: Store = StepStore(self.ranks, self.folder)
+        else:
+            store = Store(self.count, self.ranks, self.folder, half=self.keeping == "float16")
+        self[name] = store
         if self._open:
             store.begin()
         return store
@@ -240,6 +319,19 @@ class Stores(dict[str, Store]):
         self.folder = folder
         for store in self.values():
             store.folder = folder
+
+    def end_step(self) -> None:
+        """A step has ended: forget its rows if they are kept no longer than that."""
+        for store in self.values():
+            if isinstance(store, StepStore):
+                store.forget()
+                self.forgotten = True
+
+    def mark_saved(self) -> None:
+        """Mark all rows of all stores as saved on disk."""
+        self.forgotten = False
+        for store in self.values():
+            store.mark_saved()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

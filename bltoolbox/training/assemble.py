@@ -6,6 +6,7 @@ Nothing is written to disk here, so an impossible combination costs nothing but 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,7 @@ def assemble(
         wants=_wanted(recipe, parts["sampler"], parts["hypergradient"]),
         seed=recipe.seed,
         ranks=ranks,
+        keeping=recipe.checkpoint.warm_starts,
     )
     _refuse_certified(recipe, oracle, theta)
     _account_for_memory(recipe, oracle, theta)
@@ -214,14 +216,16 @@ def _refuse_certified(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> No
 
 def _account_for_memory(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> None:
     """Log what components keep of every sample, and refuse what would fill a disk."""
-    count = len(oracle.tasks)
+    share = {"full": 1.0, "float16": 0.5, "none": 0.0}[oracle.stores.keeping]
+    count = math.ceil(len(oracle.tasks) / oracle.ranks.size)
     for section, kept in zip(("hypergradient", "lower_solver"), oracle.kept(theta), strict=True):
-        if not kept.row_bytes:
+        if not (row := math.ceil(share * kept.row_bytes)):
             continue
-        name, total = getattr(recipe, section).name, count * kept.row_bytes
+        name, total = getattr(recipe, section).name, count * row
         sentence = (
-            f"{name!r} keeps {quantity(kept.row_bytes)} ({listed(list(kept.examples), 'and')}) of each of {count:,}"
-            f" samples, {quantity(total)} in all"
+            f"{name!r} keeps {quantity(row)} ({listed(list(kept.examples), 'and')}) of each of"
+            f" {len(oracle.tasks):,} samples, {quantity(total)} in all"
+            + (f" on each of {oracle.ranks.size} ranks" if oracle.ranks.size > 1 else "")
         )
         if total > MOST:
             message = f"{sentence}, above the limit of {quantity(MOST)}; use fewer or smaller images"

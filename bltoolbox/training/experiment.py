@@ -63,6 +63,11 @@ _ZERO = (
     " upper_optimizer.adjoint_tol, or set upper_optimizer.tol to auto"
 )
 
+_COLD = (
+    "warm starts are dropped when a run finishes, so solves start cold: the result is that of a longer run up to the"
+    " tolerances; checkpoint.keep_finished: true keeps them"
+)
+
 #: Evaluation images kept for the figure.
 _PICTURES = 4
 
@@ -88,6 +93,11 @@ class Experiment:
     loggers: Sequence[Listener] = ()
     #: The run directory, or None if nothing is written.
     run_dir: Path | None = None
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether warm starts are iterates of a method, not only a way to save time."""
+        return self.optimizer.needs_memory or self.oracle.hypergradient.needs_memory
 
     @property
     def train(self) -> Tasks:
@@ -139,6 +149,8 @@ class _Run:
         self.sampler_state = experiment.sampler_state
         self.steps = 0
         self.resumed = False
+        #: Whether the run had finished, so that its warm starts are gone.
+        self.cold = False
         #: The cost of interrupted calls, on all ranks.
         self.interrupted = Cost()
         #: The start of the run, and the time of the checks, which is not counted.
@@ -166,6 +178,8 @@ class _Run:
         self._notify("started", self.experiment)
         if self.resumed:
             self._notify("resumed", self.steps)
+        if self.cold:
+            self._notify("phase", _COLD)
         try:
             self._train()
             seconds = self._seconds()
@@ -187,6 +201,10 @@ class _Run:
                     self.ranks.gather("end")
             raise
         self._notify("finished", result)
+        if self.keeper is not None:
+            # The results are complete; what could not be deleted does no harm.
+            with contextlib.suppress(OSError, RankFailed, RankLost):
+                self.keeper.finish()
         return result
 
     def _note_interrupted(self) -> None:
@@ -254,6 +272,7 @@ class _Run:
         self.ended = content["ended"]
         if self.ended == BUDGET_SPENT and self._fraction() < 1:
             self.ended = None
+            self.cold = bool(content.get("dropped"))
             self.checks = int(self._fraction() * self.experiment.recipe.validation.checks)
 
     def _train(self) -> None:
@@ -279,7 +298,7 @@ class _Run:
                 continue
             if step.finished:
                 self.ended = step.finished
-                self.experiment.oracle.journal.clear()
+                self.experiment.oracle.end_step()
                 break
             self._take(step, batch, sampler_state)
             self._checkpoint_if_due()
@@ -296,7 +315,7 @@ class _Run:
         if self.failures > _FAILURES:
             raise NumericalError(f"{message} (after {_FAILURES} attempts to recover)") from error
         self.recoveries += 1
-        self.experiment.oracle.journal.clear()
+        self.experiment.oracle.end_step()
         self.sampler_state = sampler_state
         if policy == "shrink-step":
             self.theta = dict(self.before)
@@ -309,7 +328,7 @@ class _Run:
         self.theta, self.state = step.theta, step.state
         self.sampler_state = self._observe(batch, sampler_state)
         self.steps += 1
-        self.experiment.oracle.journal.clear()
+        self.experiment.oracle.end_step()
         record: dict[str, Any] = {
             "step": self.steps,
             "batch": len(batch.ids),

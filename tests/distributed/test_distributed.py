@@ -71,7 +71,7 @@ def recipe(method: str, steps: int = 20, every: float = 60.0, **changes: object)
         "regularizer": {"name": "foe", "filters": 3, "kernel_size": 3},
         "lower_solver": "mm",
         "validation": {"count": 2, "checks": 4},
-        "checkpoint": {"every": every},
+        "checkpoint": {"every": every, "keep_finished": True},
         "certificates": {"every": 3},
         "chunk": 4,
         "budget": {"steps": steps},

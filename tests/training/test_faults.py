@@ -34,7 +34,7 @@ def recipe(steps: int = 8, every: float = 0.0, **changes: Any) -> Recipe:
         "regularizer": {"name": "foe", "filters": 3, "kernel_size": 3},
         "sampler": {"size": 4},
         "validation": {"count": 0},
-        "checkpoint": {"every": every},
+        "checkpoint": {"every": every, "keep_finished": True},
         "budget": {"steps": steps},
     }
     return recipe_from_dict(settings | changes)
