@@ -110,6 +110,8 @@ class BilevelOracle:
         self.counter = Counter()
         self.slowest = Slowest(0, chunk)
         self.journal = Journal()
+        #: The tasks that this rank solves first in the next step, as far as they are known.
+        self.upcoming: Sequence[int] = ()
         #: The last answer, for the log and for the loop's guards.
         self.latest: HypergradientResult | None = None
         self.ranks = ranks
@@ -153,13 +155,20 @@ class BilevelOracle:
         """The oracle of f_v for the weights of ``batch``."""
         return BatchOracle(self, batch)
 
+    def announce(self, batch: Batch) -> None:
+        """The batch of the next step: its data may be read while this one is solved."""
+        places = divide(batch.ids, self.ranks).positions[: self.chunk]
+        self.upcoming = [batch.ids[place] for place in places]
+
     def chunks(self, theta: Theta, batch: Batch, positions: Sequence[int]) -> Iterator[Chunk]:
         """What this rank has to solve."""
         at = self.tasks.at(theta, self.counter)
-        for first in range(0, len(positions), self.chunk):
-            places = positions[first : first + self.chunk]
+        parts = [positions[first : first + self.chunk] for first in range(0, len(positions), self.chunk)]
+        for number, places in enumerate(parts):
             ids = [batch.ids[place] for place in places]
             lower, upper = at.on(ids)
+            following = parts[number + 1] if number + 1 < len(parts) else None
+            self.tasks.prefetch([batch.ids[k] for k in following] if following else self.upcoming)
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
             start = self.solutions.get(ids, lower.start())
             kept = self.kept(theta)[1].get(ids)

@@ -7,6 +7,7 @@ held-out tasks, in imaging images, are solved from a cold start; the best θ and
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +135,12 @@ class Experiment:
         if content is not None:
             with refusing_misfits("the checkpoint"):
                 run.restore(content, history)
-        return run.run()
+        try:
+            return run.run()
+        finally:
+            for tasks in (self.train, self.validation, self.evaluation):
+                if tasks is not None:
+                    tasks.close()
 
 
 class _Run:
@@ -284,6 +290,7 @@ class _Run:
                 self.ended = BUDGET_SPENT
                 break
             batch, sampler_state = self.experiment.sampler.next(self.sampler_state)
+            self._announce(sampler_state)
             self.experiment.oracle.latest = None
             try:
                 step = self.experiment.optimizer.step(
@@ -304,6 +311,15 @@ class _Run:
             self._checkpoint_if_due()
         if self.checked_at != self.steps:
             self._check(None)
+
+    def _announce(self, sampler_state: dict[str, Any]) -> None:
+        """Tell the oracle what the next step will draw, where that helps and does not depend on this step.
+
+        A copy of the sampler draws, so that a draw is the same whether or not it was announced.
+        """
+        oracle, sampler = self.experiment.oracle, self.experiment.sampler
+        if oracle.tasks.reads_ahead and not sampler.offers("observe"):
+            oracle.announce(copy.deepcopy(sampler).next(copy.deepcopy(sampler_state))[0])
 
     def _recover(self, error: NumericalError, sampler_state: dict[str, Any]) -> None:
         """Recover from a failed step as the recipe says, or stop."""
