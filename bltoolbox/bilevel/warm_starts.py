@@ -22,13 +22,16 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.guests import Guests
 from bltoolbox.bilevel.half_precision import halve, is_halved, restored
+from bltoolbox.bilevel.scratch import in_scratch
 from bltoolbox.bilevel.transfers import Arrival, to_device, to_host
 from bltoolbox.distributed.ranks import ALONE, Ranks
 
@@ -50,7 +53,7 @@ class Store:
         self.ranks = ranks
         #: Whether long rows are stored in half precision.
         self.half = half
-        #: Where a mapped file is made; the system's folder for temporary files if None.
+        #: Where a mapped file is made if there is no better place.
         self.folder = folder
         self.count = len(range(ranks.rank, count, ranks.size))
         #: Two slots per sample: row i is ``rows[slot[i]·count + i]``.
@@ -64,8 +67,8 @@ class Store:
         self._before: tuple[Tensor, Tensor, Tensor] | None = None
         self._written = torch.zeros(self.count, dtype=torch.bool)
         self._arriving: list[tuple[Tensor, Arrival]] = []
-        #: Samples of other ranks, with their rows where there are any.
-        self.guests: dict[int, Tensor | None] = {}
+        #: Rows of samples that live on other ranks.
+        self.guests: Guests | None = None
 
     def owns(self, sample: int) -> bool:
         """Whether a sample lives here."""
@@ -73,33 +76,27 @@ class Store:
 
     def get(self, samples: Sequence[int], cold: Tensor) -> Tensor:
         """The rows of ``samples``; where there is none yet, that of ``cold``."""
-        if self.guests:
-            return self._get_with_guests(samples, cold)
-        index = self._index(samples)
-        known = self.known[index]
-        if self.rows is None or not known.any():
+        known, rows = self._known_rows(samples)
+        if rows is None or not known.any():
             return cold
-        rows = to_device(self._read(index), cold)
+        if self.guests:
+            found = cold.clone()  # in its layout, whatever that of the rows that travelled
+            found[known.to(cold.device)] = to_device(rows[known], cold)
+            return found
+        rows = to_device(rows, cold)
         if known.all():
             return rows
         return torch.where(known.to(cold.device).view(-1, *(1,) * (cold.ndim - 1)), rows, cold)
 
     def has_any(self, samples: Sequence[int]) -> bool:
         """Whether there is a row of any of ``samples``."""
-        if self.guests:
-            return any(
-                (self.guests[sample] if sample in self.guests else self._row(sample)) is not None
-                for sample in samples
-            )
-        return bool(self.known[self._index(samples)].any())
+        return bool(self._known_rows(samples, flags=True)[0].any())
 
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""
         if self.guests:
-            mine = [k for k, sample in enumerate(samples) if sample not in self.guests]
-            for k, sample in enumerate(samples):
-                if sample in self.guests:
-                    self.guests[sample] = rows[k]
+            mine, theirs = self._divided(samples)
+            self.guests.put([samples[k] for k in theirs], rows[theirs])
             samples, rows = [samples[k] for k in mine], rows[mine]
             if not mine:
                 return
@@ -117,17 +114,13 @@ class Store:
         if self._lands_at_once(rows):
             self._arrive()
 
-    def lend(self, samples: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of ``samples`` (own or guests) have a row, and the rows, zero elsewhere: one per sample, as
-        ``like``."""
-        known = torch.zeros(len(samples), dtype=torch.uint8)
-        rows = torch.zeros((len(samples), *like.shape[1:]), dtype=like.dtype)
-        for k, sample in enumerate(samples):
-            row = self.guests[sample] if sample in self.guests else self._row(sample)
-            if row is not None:
-                known[k] = 1
-                rows[k] = row.to(rows)
-        return known, rows
+    def lend(self, samples: Sequence[int], like: Tensor) -> Guests:
+        """The rows of some samples that live here, to be sent to another rank."""
+        lent = Guests(samples, like)
+        lent.known, rows = self._known_rows(samples)
+        if rows is not None:
+            lent.rows[lent.known] = rows[lent.known].to(like.dtype)
+        return lent
 
     def begin(self) -> None:
         """From now on changes take effect only with ``commit``."""
@@ -226,17 +219,32 @@ class Store:
             rows = torch.empty((size, *shape), dtype=dtype)
         return rows.permute(0, 3, 1, 2) if channels_last else rows
 
-    def _row(self, sample: int) -> Tensor | None:
-        index = self._index([sample])
-        return self._read(index)[0] if self.rows is not None and self.known[index[0]] else None
+    def _known_rows(self, samples: Sequence[int], flags: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Which of ``samples`` have a row, and unless only ``flags`` are wanted the rows, anything elsewhere."""
+        mine, theirs = self._divided(samples)
+        index = self._index([samples[k] for k in mine])
+        known = self.known[index]
+        rows = None if flags or not known.any() else self._read(index)
+        if not theirs:
+            return known, rows
+        assert self.guests is not None
+        numbers = self.guests.index([samples[k] for k in theirs])
+        everyone = torch.zeros(len(samples), dtype=torch.bool)
+        everyone[mine], everyone[theirs] = known, self.guests.known[numbers]
+        if flags:
+            return everyone, None
+        found = self.guests.rows.new_empty((len(samples), *self.guests.rows.shape[1:]))
+        found[theirs] = self.guests.rows[numbers]
+        if rows is not None:
+            found[mine] = rows.to(found)
+        return everyone, found
 
-    def _get_with_guests(self, samples: Sequence[int], cold: Tensor) -> Tensor:
-        found = cold.clone()
-        for k, sample in enumerate(samples):
-            row = self.guests[sample] if sample in self.guests else self._row(sample)
-            if row is not None:
-                found[k] = row.to(cold)
-        return found
+    def _divided(self, samples: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The places of samples that live here, and of guests."""
+        if not self.guests:
+            return list(range(len(samples))), []
+        theirs = [k for k, sample in enumerate(samples) if sample in self.guests]
+        return [k for k, sample in enumerate(samples) if sample not in self.guests], theirs
 
     def _parts(self, mask: Tensor) -> Iterator[Part]:
         index = torch.nonzero(mask).flatten()
@@ -315,7 +323,7 @@ class Stores(dict[str, Store]):
         return store
 
     def lie_in(self, folder: Path) -> None:
-        """The folder of large stores, also for later ones."""
+        """The folder of large stores where there is no better place, also for later ones."""
         self.folder = folder
         for store in self.values():
             store.folder = folder
@@ -358,8 +366,12 @@ def mapped_copy(rows: Tensor, folder: Path | None) -> Tensor:
 
 
 def _mapped(numbers: int, dtype: torch.dtype, folder: Path | None) -> Tensor:
-    """A vector in a mapped file that is already unlinked. Its space is allocated now, so that a full disk cannot
-    cause a crash later."""
+    """A vector in a mapped file that is already unlinked; ``folder`` is used where there is no better place."""
+    return in_scratch(folder, partial(_mapped_in, numbers, dtype))
+
+
+def _mapped_in(numbers: int, dtype: torch.dtype, folder: Path) -> Tensor:
+    """Its space is allocated now, so that a full disk cannot cause a crash later."""
     descriptor, name = tempfile.mkstemp(prefix="warm-", suffix=".rows", dir=folder)
     try:
         size = numbers * dtype.itemsize

@@ -553,6 +553,12 @@ class _Run:
             raise
 
 
-def _on(device: torch.device, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors of a checkpoint, back on their device."""
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in content.items()}
+def _on(device: torch.device, content: Any) -> Any:
+    """Plain data of a checkpoint with its tensors, at any depth, back on their device."""
+    if isinstance(content, Tensor):
+        return content.to(device)
+    if isinstance(content, Mapping):
+        return {name: _on(device, value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return type(content)(_on(device, value) for value in content)
+    return content
