@@ -9,6 +9,7 @@ added once, to the sum over ranks, and ∇P to z before z is projected.
 
 from __future__ import annotations
 
+import logging
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +57,9 @@ from bltoolbox.bilevel.tensors import detached
 from bltoolbox.bilevel.warm_starts import MAPPED, Keeping, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
-from bltoolbox.errors import BltError, NumericalError
+from bltoolbox.errors import BltError, NumericalError, is_out_of_memory
+
+log = logging.getLogger(__name__)
 
 #: Accuracy, relative to the first gradient norm, of solves that only determine sizes.
 _ROUGH = 0.1
@@ -87,12 +90,15 @@ class BilevelOracle:
         before_call: Callable[[Cost], None] | None = None,
         ranks: Ranks = ALONE,
         keeping: Keeping = "full",
+        adaptive: bool = False,
     ) -> None:
         self.problem = problem
         self.tasks = tasks
         self.solver = solver
         self.hypergradient = hypergradient
         self.chunk = chunk
+        #: Whether ``chunk`` is a guess that may be halved once when memory runs out.
+        self.adaptive = adaptive
         self.iteration_limit = iteration_limit
         #: Whether a tolerance below the floor of the dtype is an error.
         self.strict = strict
@@ -215,12 +221,33 @@ class BilevelOracle:
             return self._note(cast(Reply, self.journal.replay(question)))
         if self.before_call is not None:
             self.before_call(self.cost)
-        with self._transaction(), detached():
-            answer = compute()
+        try:
+            answer = self._computed(compute)
+        except Exception as error:
+            if not self._halved(error):
+                raise
+            answer = self._computed(compute)
         self.journal.append(question, answer)
         if self.after_call is not None:
             self.after_call()
         return self._note(answer)
+
+    def _computed(self, compute: Callable[[], Reply]) -> Reply:
+        with self._transaction(), detached():
+            return compute()
+
+    def _halved(self, error: Exception) -> bool:
+        """Whether memory ran out and smaller chunks may help. Other ranks cannot repeat a call."""
+        if not self.adaptive or self.chunk < 2 or self.ranks.size > 1 or not is_out_of_memory(error):
+            return False
+        self.adaptive = False
+        log.warning(
+            "out of memory with chunks of %d samples; continuing with %d", self.chunk, self.chunk // 2
+        )
+        self.chunk //= 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return True
 
     def _note(self, answer: Reply) -> Reply:
         """Keep the last hypergradient."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.chunk_size import chunk_size
 from bltoolbox.bilevel.device import DTYPES, pick_device, set_precision
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.kept import MOST
@@ -62,6 +63,8 @@ def assemble(
     """
     registry = registry or load_registry()
     device = pick_device(recipe.device, ranks)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what names no device must not end up on the first one
     set_precision(recipe.tf32)
     check_partners(recipe, registry)
     like = torch.zeros((), dtype=DTYPES[recipe.dtype], device=device)
@@ -88,7 +91,8 @@ def assemble(
         train,
         parts["lower_solver"],
         parts["hypergradient"],
-        chunk=recipe.chunk,
+        chunk=chunk_size(recipe.chunk, train),
+        adaptive=recipe.chunk == "auto",
         iteration_limit=recipe.iteration_limit,
         strict=not parts["upper_optimizer"].handles_floor,
         bound=recipe.certificates.bound,

@@ -181,6 +181,9 @@ class _Run:
     def run(self) -> RunResult:
         self.experiment.oracle.before_call = self._stop_when_spent
         self.experiment.oracle.after_call = self._checkpoint_if_due
+        if self.experiment.recipe.chunk == "auto":
+            oracle = self.experiment.oracle
+            oracle.chunk = min(self.ranks.gather("chunk", oracle.chunk))
         self._notify("started", self.experiment)
         if self.resumed:
             self._notify("resumed", self.steps)
@@ -227,6 +230,7 @@ class _Run:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything in a checkpoint except the warm starts: plain data and tensors."""
+        oracle = self.experiment.oracle
         return {
             "theta": self.theta,
             "optimizer": self.state,
@@ -247,6 +251,7 @@ class _Run:
             "failures": self.failures,
             "recoveries": self.recoveries,
             "zeros": self.zeros,
+            "chunk": [oracle.chunk, oracle.adaptive],
         }
 
     def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
@@ -274,6 +279,9 @@ class _Run:
         self.failures = content["failures"]
         self.recoveries = content["recoveries"]
         self.zeros = content.get("zeros", 0)
+        if self.experiment.recipe.chunk == "auto" and "chunk" in content:
+            oracle = self.experiment.oracle
+            oracle.chunk, oracle.adaptive = max(1, int(content["chunk"][0])), bool(content["chunk"][1])
         self.history = list(history)
         self.ended = content["ended"]
         if self.ended == BUDGET_SPENT and self._fraction() < 1:
@@ -511,7 +519,7 @@ class _Run:
         recipe = self.experiment.recipe
         return {
             "tol": recipe.evaluation_tol,
-            "chunk": recipe.chunk,
+            "chunk": self.experiment.oracle.chunk,
             "limit": recipe.iteration_limit,
             "ranks": self.ranks,
         }

@@ -516,6 +516,15 @@ class TestPlaces:
         )
         assert found == Place(5, 8, 1, 2)
 
+    @pytest.mark.parametrize("name", ["SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+    def test_the_number_on_a_machine_may_come_from_the_batch_system(self, name: str) -> None:
+        environment = {"RANK": "5", "WORLD_SIZE": "8", name: "3"}
+        assert Place.here(environment).local == 3
+        assert Place.here(environment | {"LOCAL_RANK": "1"}).local == 1
+        assert Place.here({name: "3", "SLURM_NTASKS": "8"}) == Place(), "a job is not a group of ranks"
+        with pytest.raises(UsageError, match=f"{name}=-1 is not one of"):
+            Place.here(environment | {name: "-1"})
+
     @pytest.mark.parametrize(
         "environment", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}]
     )
@@ -555,9 +564,8 @@ class TestPlaces:
         assert pick_device("cpu", ranks) == torch.device("cpu")
         with pytest.raises(MissingError, match="each rank gets its own"):
             pick_device("cuda:0", ranks)
-        ranks.local = 2
-        with pytest.raises(MissingError, match="each rank needs one of its own"):
-            pick_device("cuda", ranks)
+        ranks.local = 3
+        assert pick_device("cuda", ranks) == torch.device("cuda:1"), "more ranks than devices share them"
         assert pick_device("cuda:0") == torch.device("cuda:0")
 
 
