@@ -36,6 +36,8 @@ test: lint
 bench: $(STAMP)
 	@echo '== speed'
 	@$(PY) tests/benchmarks/speed.py
+	@echo '== start-up'
+	@$(PY) tests/benchmarks/startup.py
 	@echo '== growth'
 	@$(PY) tests/benchmarks/growth.py
 
