@@ -82,10 +82,10 @@ def test_a_seam_is_healed_or_told(colour: Model) -> None:
     healed, told = Restorer(colour, tile=90), Restorer(colour, tile=90)
     enough = healed.large_overlap
     healed.overlap = told.overlap = told.large_overlap = 1
-    seen: list[tuple[int, int]] = []
-    _, report = healed.run(noisy, progress=lambda done, tiles: seen.append((done, tiles)))
+    parts: list[float] = []
+    _, report = healed.run(noisy, progress=lambda part, phase: parts.append(part))
     assert report.overlap == enough > 1 and report.seam < 0.5 / 255 and not report.notes
-    assert seen[-1] == (report.tiles, report.tiles)
+    assert parts[-1] == 1 and all(0 <= part <= 1 for part in parts)
     _, report = told.run(noisy)
     assert report.overlap == 1 and report.seam > 0.5 / 255
     assert "neighbouring tiles differ" in report.notes[0]
