@@ -137,7 +137,7 @@ def apply(
         restorer = _restorer(loaded, tol, tile)
         if talk:
             for note in [*notes, *_headline(loaded, noise, level)]:
-                say(note)
+                shown.message(note)
         outcomes = _restore_all(jobs, restorer, level, (truth, metrics), shown, talk)
     restored = sum(one.status == "restored" for one in outcomes)
     failed = sum(one.error is not None for one in outcomes)
@@ -233,10 +233,12 @@ def _restore_all(
             outcome = apply_to(job, restorer, noise, *compared, shown.picture(index, job.source.name))
             outcomes.append(outcome)
             if talk and outcome.status == "restored":
-                say(picture_line(outcome))
+                shown.message(picture_line(outcome))
             if outcome.error is not None:
-                say(f"error: {outcome.error}")
+                shown.message(f"error: {outcome.error}")
     except (KeyboardInterrupt, Interrupted):
-        say(f"interrupted: {len(outcomes)} of {len(jobs)} pictures are done, and the others untouched")
+        shown.message(
+            f"interrupted: {len(outcomes)} of {len(jobs)} pictures are done, and the others untouched"
+        )
         raise
     return outcomes

@@ -2,8 +2,9 @@
 
 A picture that is larger than a tile is cut into tiles that overlap, each is restored by itself, and its middle is
 kept. The influence of what is cut away decays exponentially; the overlap is measured (``overlap.py``) so that less
-than 1e-4 of it remains in a photograph. Neighbouring tiles are compared where they meet, so the size of a seam is
-known: if it could be visible, the picture is restarted with an overlap that suffices for any picture.
+than 1e-4 of it remains in a photograph. Neighbouring tiles fade into each other and are compared where they meet, so
+the size of a seam is known: if it could be visible, the picture is restarted with an overlap that suffices for any
+picture.
 
 Where the operator reduces the picture, tiles are cut from what was measured, and the result is that many times larger.
 Where it differs from place to place, as a mask does, each tile has its part of it, and the largest overlap: how far a
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from bltoolbox.bilevel.memory import return_freed_memory
 from bltoolbox.errors import BltError
-from bltoolbox.restoration.cuts import VISIBLE, Seams, seam_notes, tiles
+from bltoolbox.restoration.cuts import VISIBLE, Canvas, Seams, fade_length, seam_notes, tiles
 from bltoolbox.restoration.metrics import UNIT, values_in
 from bltoolbox.restoration.noise_choice import NoiseChoice, choose_noise
 from bltoolbox.restoration.overlap import (
@@ -73,7 +74,7 @@ class Report:
     estimated: bool
     tiles: int
     overlap: int
-    #: The largest difference of two neighbouring tiles along the border where they meet, for values in [0, 1].
+    #: The largest jump from pixel to pixel where tiles meet, in the mean along a border, for values in [0, 1].
     seam: float
     iterations: int
     notes: tuple[str, ...]
@@ -192,8 +193,15 @@ class Restorer:
         height, width, planes = image.shape
         scale = around.scale
         out = np.empty((scale * height, scale * width, planes), image.dtype)
-        seams, beyond = Seams(scale * width, planes), -(-overlap // scale)
+        beyond = -(-overlap // scale)
         parts = list(tiles(height, width, max(1, self.tile // scale), beyond, max(1, _CORE // scale)))
+        fade = fade_length([tile.times(scale) for tile in parts], scale * beyond)
+        seams = Seams(scale * width, planes, fade)
+
+        def write(first: int, rows: NDArray[Any]) -> None:
+            out[first : first + len(rows)] = _from_unit(rows, image.dtype)
+
+        canvas = Canvas(scale * height, scale * width, planes, fade, write)
         for count, tile in enumerate(parts):
             return_freed_memory()  # tiles have several sizes, and would leave gaps
             larger, operator = tile.times(scale), None
@@ -202,11 +210,12 @@ class Restorer:
                 operator = self.problem.operator.crop(tile.rows, tile.columns, shape)
             report = None if progress is None else _share(progress, count, len(parts))
             result = solve(_to_unit(image[tile.rows, tile.columns]), operator, report)
-            inner = seams.compare(larger, larger.inner(result))
+            seams.compare(larger, result)
             # No overlap is larger than MOST; what is needed for any picture is measured only if it matters.
             if seams.largest > VISIBLE and overlap < MOST and overlap < self.large_overlap:
                 return None
-            out[larger.core_rows, larger.core_columns] = _from_unit(inner, image.dtype)
+            canvas.add(larger, result)
+        canvas.finish()
         return _Cut(out, len(parts), scale * beyond, seams.largest)
 
     def _prepare(self, problem: Variational) -> tuple[Variational, int, Geometry | None]:

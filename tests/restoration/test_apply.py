@@ -31,6 +31,9 @@ task: denoising
 parameters: 762
 noise: 25/255
 psnr: 28.9
+levels: 5–50/255
+images: four drawings
+start: toys
 ---
 # toy
 
@@ -466,11 +469,12 @@ def test_models_are_listed(shipped: Path, blt_here: Call) -> None:
     assert done.code == 0
     lines = [line.split() for line in done.out.splitlines()]
     assert lines == [
-        ["name", "task", "parameters", "σ", "PSNR"],
-        ["bare", "–", "–", "–", "–"],
-        ["toy", "denoising", "762", "25/255", "28.9"],
+        ["name", "task", "parameters", "trained", "σ", "usable", "σ", "PSNR"],
+        ["bare", "–", "–", "–", "–", "–"],
+        ["toy", "denoising", "762", "25/255", "5–50/255", "28.9"],
     ]
-    assert "toy: A toy." in done.err
+    assert "start with toy for toys" in done.err
+    assert "toy: A toy. PSNR on four drawings." in done.err
     bare, toy = json.loads(blt_here("models", "--json").out)
     assert bare["name"] == "bare" and bare["task"] is None
     assert toy["parameters"] == 762 and toy["psnr"] == 28.9 and Path(toy["path"]).is_file()
@@ -504,6 +508,6 @@ def test_no_model_at_all(shipped: Path, blt_here: Call) -> None:
 def test_the_cards_of_the_models_that_are_shipped() -> None:
     for name in shipped_models.shipped_models():
         card = shipped_models.read_card(name)
-        assert {"summary", "task", "parameters", "noise", "psnr"} <= set(card.facts), name
+        assert {"summary", "task", "parameters", "noise", "psnr", "levels", "images"} <= set(card.facts), name
         assert card.text.startswith("#"), name
         assert Model.load(name, device="cpu").size == card.facts["parameters"], name

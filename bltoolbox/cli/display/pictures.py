@@ -24,10 +24,12 @@ _HEARTBEAT = 30.0
 
 
 class Display:
-    """How much of all pictures is done, by their numbers of pixels; ``show`` draws (part done, label)."""
+    """How much of all pictures is done, by their numbers of pixels; ``show`` draws (part done, label), and ``message``
+    prints a line above that."""
 
-    def __init__(self, show: Callable[[float, str], None]) -> None:
+    def __init__(self, show: Callable[[float, str], None], message: Callable[[str], None] = say) -> None:
         self.show = show
+        self.message = message
         self.weights: Sequence[int] = ()
 
     def say(self, label: str) -> None:
@@ -53,6 +55,7 @@ def display(talk: bool) -> Iterator[Display]:
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.text import Text
 
     console = Console(stderr=True)
     if not talk or not console.is_terminal:
@@ -67,9 +70,11 @@ def display(talk: bool) -> Iterator[Display]:
     )
     with Bar(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task("", total=1.0)
-        yield Display(
-            lambda part, label: bar.update(task, completed=part, description=printable(label)[:_LABEL])
-        )
+
+        def draw(part: float, label: str) -> None:
+            bar.update(task, completed=part, description=printable(label)[:_LABEL])
+
+        yield Display(draw, lambda text: console.print(Text(printable(text))))
 
 
 def _heartbeat() -> Callable[[float, str], None]:
