@@ -34,6 +34,8 @@ test: lint
 	@$(PY) -m pytest -q -n 2 --dist worksteal
 
 bench: $(STAMP)
+	@echo '== peers'
+	@$(PY) tests/benchmarks/peers.py
 	@echo '== speed'
 	@$(PY) tests/benchmarks/speed.py
 	@echo '== growth'
