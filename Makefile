@@ -38,6 +38,8 @@ bench: $(STAMP)
 	@$(PY) tests/benchmarks/peers.py
 	@echo '== speed'
 	@$(PY) tests/benchmarks/speed.py
+	@echo '== start-up'
+	@$(PY) tests/benchmarks/startup.py
 	@echo '== growth'
 	@$(PY) tests/benchmarks/growth.py
 
