@@ -36,8 +36,12 @@ test: lint
 	@$(PY) -m pytest -q -n 2 --dist worksteal
 
 bench: $(STAMP)
+	@echo '== peers'
+	@$(PY) tests/benchmarks/peers.py
 	@echo '== speed'
 	@$(PY) tests/benchmarks/speed.py
+	@echo '== start-up'
+	@$(PY) tests/benchmarks/startup.py
 	@echo '== growth'
 	@$(PY) tests/benchmarks/growth.py
 
