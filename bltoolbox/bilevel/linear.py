@@ -48,12 +48,12 @@ def solve_linear(
     order = torch.arange(len(rhs), device=rhs.device)
     previous = torch.full_like(tol, float("inf"))
     while len(order):
-        part = system if len(order) == len(rhs) else system.take(order)
+        unsolved = system if len(order) == len(rhs) else system.take(order)
         left = limit - iterations[order]
-        found, count = sweep(method, part, rhs[order], q[order], tol[order], left)
-        q[order] = found
+        solution, count = sweep(method, unsolved, rhs[order], q[order], tol[order], left)
+        q[order] = solution
         iterations[order] += count
-        true = norm(rhs[order] - part.hvp(found))
+        true = norm(rhs[order] - unsolved.hvp(solution))
         residual[order] = true
         # Restart from the recomputed residual, unless tolerance or limit is reached or the last sweep made no progress.
         again = (true > tol[order]) & (iterations[order] < limit) & (true < 0.5 * previous)

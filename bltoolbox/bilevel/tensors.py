@@ -65,13 +65,13 @@ class Constant:
     def like(self, x: Tensor) -> Tensor:
         """With the dtype and on the device of ``x``."""
         key = x.dtype, x.device
-        found = self._copies.get(key)
-        if found is None:
+        copy = self._copies.get(key)
+        if copy is None:
             with lasting():
-                found = self.value.to(dtype=x.dtype, device=x.device)
-            if type(found) is Tensor:  # not one that stands for others, as under fake tensors
-                self._copies[key] = found
-        return found
+                copy = self.value.to(dtype=x.dtype, device=x.device)
+            if type(copy) is Tensor:  # not one that stands for others, as under fake tensors
+                self._copies[key] = copy
+        return copy
 
 
 class ConstantsByKey(Generic[Key]):
@@ -83,15 +83,15 @@ class ConstantsByKey(Generic[Key]):
         self._kept: dict[Key, Constant] = {}
 
     def __getitem__(self, key: Key) -> Constant:
-        found = self._kept.get(key)
-        if found is None:
+        constant = self._kept.get(key)
+        if constant is None:
             with lasting():
-                found = Constant(self._make(key))
-            if type(found.value) is Tensor:  # not one that stands for others, as under fake tensors
+                constant = Constant(self._make(key))
+            if type(constant.value) is Tensor:  # not one that stands for others, as under fake tensors
                 if len(self._kept) >= self._most:  # pictures and tiles have many different sizes
                     self._kept.clear()
-                self._kept[key] = found
-        return found
+                self._kept[key] = constant
+        return constant
 
 
 def expand(scalars: Tensor, like: Tensor) -> Tensor:
@@ -111,17 +111,17 @@ def take(state: State, index: Tensor) -> State:
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 
-def put(state: State, index: Tensor, part: State) -> State:
-    """``state`` with the rows ``index`` of every tensor replaced by those of ``part``."""
+def put(state: State, index: Tensor, update: State) -> State:
+    """``state`` with the rows ``index`` of every tensor replaced by those of ``update``."""
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(state):  # type: ignore[arg-type]
         value = getattr(state, f.name)
         if isinstance(value, Tensor):
             value = value.clone()
-            value[index] = getattr(part, f.name)
+            value[index] = getattr(update, f.name)
             changes[f.name] = value
         elif dataclasses.is_dataclass(value):
-            changes[f.name] = put(value, index, getattr(part, f.name))
+            changes[f.name] = put(value, index, getattr(update, f.name))
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 

@@ -105,10 +105,10 @@ class Piggyback(HypergradientEstimator):
                 f" up to {worst:.2g}; raise hypergradient.iteration_limit or loosen the tolerance"
             )
         gradient = _gradient(ask.lower, adjoint, ask.weights)
-        for name, part in ask.upper.theta_gradient(state.x, ask.weights).items():
-            gradient[name] = gradient[name] + part
+        for name, entry in ask.upper.theta_gradient(state.x, ask.weights).items():
+            gradient[name] = gradient[name] + entry
         blocks = two("P", adjoint.blocks("P")) | two("dual", state.blocks("dual"))
-        memory = {"X": adjoint.X} | {name: part for name, part in blocks.items() if part is not None}
+        memory = {"X": adjoint.X} | {name: entry for name, entry in blocks.items() if entry is not None}
         return Estimate(gradient, adjoint.residual, counts + more, memory=memory)
 
 
@@ -147,7 +147,7 @@ def _advance(lower: Lower, state: Adjoint) -> Adjoint:
     before = state.blocks("P")
     W = _moved(before, ahead, sigma)
     with torch.enable_grad():
-        at = tuple(part.requires_grad_() for part in _moved(state.blocks("p"), state.blocks("t"), sigma))
+        at = tuple(block.requires_grad_() for block in _moved(state.blocks("p"), state.blocks("t"), sigma))
         P = torch.autograd.grad(saddle.prox_dual(at, sigma), at, W)
     pace, residual = pace.balanced(tau, X - state.X, P, before)
     return replace(pace, residual=residual, X=X, **two("P", P), **two("KX", KX), KtP=saddle.adjoint(P))
