@@ -24,9 +24,8 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
 
-from bltoolbox.plugin import MissingError, RunResult, flatten, make_folder
-
 from blt_builtins.loggers.tracked import Tracked, results
+from bltoolbox.plugin import MissingError, RunResult, flatten, make_folder
 
 #: Figures are sent in groups, at most this many at once and this many seconds apart.
 _GROUP, _PAUSE = 500, 5.0

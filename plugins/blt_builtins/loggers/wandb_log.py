@@ -23,9 +23,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
-from bltoolbox.plugin import MissingError, RunResult
-
 from blt_builtins.loggers.tracked import FILES, Tracked, results
+from bltoolbox.plugin import MissingError, RunResult
 
 #: Seconds to wait for the service: before the first step, and for uploads after the last one.
 _START, _END = 30, 120
