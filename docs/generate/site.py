@@ -3,12 +3,14 @@
 * Mathematics between dollar signs becomes MathML when the site is built, so that a reader needs neither a network nor
   a script.
 * A comment ``<!-- ::: bltoolbox.run -->`` becomes the reference of that name, in place of the summary below it.
-* The changelog and the guide for contributors lie outside ``docs``, where GitHub looks for them.
+* The changelog and the guide for contributors lie outside ``docs``, where GitHub looks for them; links to other files
+  there lead to the repository.
 """
 
 from __future__ import annotations
 
 import html
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -31,27 +33,32 @@ _LINK = re.compile(r"\]\((?!\w+:)([^)]+)\)")
 
 def on_files(files: Files, config: Any) -> Files:
     for name, source in OUTSIDE.items():
-        content = _moved((ROOT / source).read_text(encoding="utf-8"))
+        content = relinked((ROOT / source).read_text(encoding="utf-8"), "")
         files.append(File.generated(config, name, content=content))
     return files
 
 
-def _moved(text: str) -> str:
-    """A page from the root: links into ``docs`` lose that folder, others lead to the repository."""
-
-    def moved(match: re.Match[str]) -> str:
-        target = match[1]
-        for name, source in OUTSIDE.items():
-            target = re.sub(rf"^{re.escape(source)}", f"docs/{name}", target)
-        if target.startswith("docs/"):
-            return f"]({target.removeprefix('docs/')})"
-        return match[0] if target.startswith("#") else f"]({REPOSITORY}/blob/main/{target})"
-
-    return _LINK.sub(moved, text)
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    if page.file.src_uri not in OUTSIDE:
+        markdown = relinked(markdown, posixpath.dirname(f"docs/{page.file.src_uri}"))
     return _REFERENCE.sub(r"\1\n\n", markdown)
+
+
+def relinked(text: str, folder: str) -> str:
+    """A page from ``folder``: links to files outside ``docs`` lead to their page of the site, or to the repository."""
+    home = folder.removeprefix("docs").removeprefix("/") if folder else ""
+
+    def relinked_target(match: re.Match[str]) -> str:
+        path, mark, anchor = match[1].partition("#")
+        target = posixpath.normpath(posixpath.join(folder, path))
+        page = {source: f"docs/{name}" for name, source in OUTSIDE.items()}.get(target, target)
+        if not path or (page == target and folder and page.startswith("docs/")):
+            return match[0]
+        if page.startswith("docs/"):
+            return f"]({posixpath.relpath(page.removeprefix('docs/'), home or '.')}{mark}{anchor})"
+        return f"]({REPOSITORY}/blob/main/{page}{mark}{anchor})"
+
+    return _LINK.sub(relinked_target, text)
 
 
 def on_page_content(content: str, **_: Any) -> str:
