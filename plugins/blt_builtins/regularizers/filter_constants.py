@@ -21,7 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import Boundary, FilterBank, extend, norm_bound
+from blt_builtins.regularizers.mirrored_norm import mirrored_norm
 from bltoolbox.plugin import Constants, norm
+
+__all__ = ["THIRD", "Bank", "bank_constants", "mirrored_norm"]
 
 #: max |φ'''| ν², attained at t = ν/2.
 THIRD = 0.8587

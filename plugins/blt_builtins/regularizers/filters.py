@@ -250,6 +250,11 @@ def correlation_gradients(t: Tensor, extended: Tensor, size: int) -> Tensor:
     return torch.stack(rows)
 
 
+def mirrored_source(length: int, size: int, device: torch.device) -> Tensor:
+    """For each position of a line that is mirrored for kernels of ``size``, the pixel that it repeats."""
+    return _source(length, size, "symmetric", device)
+
+
 def _source(length: int, size: int, boundary: Boundary, device: torch.device) -> Tensor:
     """For each position of an extended line, the pixel that it repeats."""
     position = torch.arange(-((size - 1) // 2), length + size // 2, device=device)
