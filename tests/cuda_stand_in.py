@@ -31,8 +31,20 @@ CUDA = torch.device("cuda:0")
 #: Operators that read a value, or whose result has a size that depends on values.
 READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim"}
 #: Operators that launch nothing: they allocate, or are views that their schema does not call one.
-FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view", "alias"}
+FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "_unsafe_view",
+    "alias",
+}
 FREE |= {"_local_scalar_dense", "_reshape_alias", "lift_fresh", "is_pinned"}
+
+#: Operators that take tensors of the host and of the device.
+MIXING = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class OnDevice(Tensor):
@@ -92,6 +104,8 @@ class Launches(TorchDispatchMode):
         here = any(isinstance(leaf, OnDevice) for leaf in flat)
         if name == "_pin_memory":
             return self._pin(args[0].clone())
+        if here and name not in MIXING and any(not isinstance(leaf, OnDevice) and leaf.ndim for leaf in flat):
+            raise RuntimeError(f"{name} met tensors of the host and of the device")
         wanted = kwargs.get("device")
         goes = wanted is not None and torch.device(wanted).type == "cuda"
         pins = kwargs.pop("pin_memory", None)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.preconditioner import Preconditioner, Preconditioning, unavailable
-from bltoolbox.bilevel.tensors import dot, expand, beside, look_every, norm, take
+from bltoolbox.bilevel.tensors import beside, dot, expand, look_every, norm, take
 from bltoolbox.errors import NumericalError
 
 S = TypeVar("S", bound="System")
@@ -66,9 +66,7 @@ def solve_linear(
         whole = len(order) == len(rhs)
         index = None if whole else beside(order, rhs)
         part, b, begin, aim = (
-            (system, rhs, q, tol)
-            if index is None
-            else (system.take(index), rhs[index], q[index], tol[index])
+            (system, rhs, q, tol) if index is None else (system.take(index), rhs[index], q[index], tol[index])
         )
         solved, count = sweep(method, part, b, begin, aim, limit - iterations[order])
         q = solved if index is None else q.index_put((index,), solved)

@@ -22,7 +22,7 @@ from bltoolbox.bilevel.memory import WHILE, return_freed_memory
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Rows, Solution, Status
 from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import detached, beside, look_every, ordinary, put, take
+from bltoolbox.bilevel.tensors import beside, detached, look_every, ordinary, put, take
 from bltoolbox.errors import BltError
 
 _RUNNING = -1
@@ -155,9 +155,7 @@ def _judge(lower: Lower, progress: _Progress, iteration: int, last: Status | Non
         verdict = torch.where(torch.isnan(residual), _CODE[Status.NOT_FINITE], verdict)
         return torch.where(progress.finished, _RUNNING, verdict)
     if iteration >= _PATIENCE and bool((progress.since >= _PATIENCE).any()):
-        verdict = torch.where(
-            progress.since >= _patience(lower, progress.mu), _CODE[Status.STALLED], verdict
-        )
+        verdict = torch.where(progress.since >= _patience(lower, progress.mu), _CODE[Status.STALLED], verdict)
     infinite = torch.isinf(residual)
     far = (residual > _DIVERGENCE * progress.first) & (residual > progress.tol)
     rules = (

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bltoolbox.plugin import Constant, ConstantsByKey
 
 Repetition = Literal["symmetric", "periodic"]
-#: Height and width of the image, those of the kernel, and the rule.
-Key = tuple[int, int, int, int, Repetition]
+Indices = npt.NDArray[np.int64]
 
 
 def margins(size: int) -> tuple[int, int]:
@@ -49,35 +50,33 @@ def folded(framed: Tensor, size: tuple[int, int], boundary: Repetition) -> Tenso
     return image.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _line(key: tuple[int, int, Repetition]) -> Tensor:
-    length, size, boundary = key
+def _line(length: int, size: int, boundary: Repetition) -> Indices:
     before, after = margins(size)
-    position = torch.arange(-before, length + after)
+    position = np.arange(-before, length + after)
     if boundary == "periodic":
         return position % length
-    turned = torch.where(position < 0, -1 - position, position)
-    return torch.where(turned >= length, 2 * length - 1 - turned, turned)
+    turned = np.where(position < 0, -1 - position, position)
+    return np.where(turned >= length, 2 * length - 1 - turned, turned)
 
 
-def _extension(key: Key) -> Tensor:
+def _extension(height: int, width: int, rows: int, columns: int, boundary: Repetition) -> Indices:
     """For each pixel of the extended image, the one that it repeats."""
-    height, width, rows, columns, boundary = key
-    return (_line((height, rows, boundary)).unsqueeze(1) * width + _line((width, columns, boundary))).flatten()
+    down, across = _line(height, rows, boundary), _line(width, columns, boundary)
+    return (down[:, None] * width + across).ravel()
 
 
-def _fold(key: Key) -> Tensor:
+def _fold(height: int, width: int, rows: int, columns: int, boundary: Repetition) -> Indices:
     """For each pixel, the places of the framed image that repeat it, one per row, and 0, in the frame, for the rest."""
-    height, width, rows, columns, boundary = key
-    repeated = _extension(key)
-    place = torch.arange(1, height + rows).unsqueeze(1) * (width + columns + 1) + torch.arange(1, width + columns)
-    order = repeated.argsort(stable=True)
-    counts = repeated.bincount(minlength=height * width)
-    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    sources = torch.zeros(int(counts.max()), height * width, dtype=torch.long)
-    sources[rank, repeated[order]] = place.flatten()[order]
+    repeated = _extension(height, width, rows, columns, boundary)
+    place = np.arange(1, height + rows)[:, None] * (width + columns + 1) + np.arange(1, width + columns)
+    order = repeated.argsort(kind="stable")
+    counts = np.bincount(repeated, minlength=height * width)
+    rank = np.arange(len(order)) - np.repeat(counts.cumsum() - counts, counts)
+    sources = np.zeros((counts.max(), height * width), dtype=np.int64)
+    sources[rank, repeated[order]] = place.ravel()[order]
     return sources
 
 
-_LINES = ConstantsByKey(_line)
-_EXTENSIONS = ConstantsByKey(_extension)
-_FOLDS = ConstantsByKey(_fold)
+_LINES = ConstantsByKey(lambda key: torch.from_numpy(_line(*key)))
+_EXTENSIONS = ConstantsByKey(lambda key: torch.from_numpy(_extension(*key)))
+_FOLDS = ConstantsByKey(lambda key: torch.from_numpy(_fold(*key)))

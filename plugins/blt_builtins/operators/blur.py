@@ -60,8 +60,7 @@ class Blur(Operator):
         learned: bool = False,
     ) -> None:
         self.kernel = gaussian_kernel(size, sigma) if kernel is None else _given(kernel)
-        self._constant = Constant(self.kernel)
-        self._flipped = Constant(self.kernel.flip(0, 1))
+        self._constant = Constant(torch.stack([self.kernel, self.kernel.flip(0, 1)]))
         self.boundary: Boundary = boundary
         self.learned = learned
         if learned and (self.kernel.min() < 0 or abs(float(self.kernel.sum()) - 1) > 1e-6):
@@ -84,7 +83,7 @@ class Blur(Operator):
 
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
         learned = "log_kernel" in theta
-        kernel = self._kernel(theta).flip(0, 1) if learned else self._flipped.like(x)
+        kernel = self._kernel(theta).flip(0, 1) if learned else self._constant.like(x)[1]
         return _correlate(_extend(x, kernel.shape, self.boundary), kernel)
 
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
@@ -124,7 +123,7 @@ class Blur(Operator):
         if "log_kernel" in theta:
             log_kernel = theta["log_kernel"]
             return log_kernel.flatten().softmax(0).view_as(log_kernel)
-        return self.kernel if like is None else self._constant.like(like)
+        return self.kernel if like is None else self._constant.like(like)[0]
 
 
 def gaussian_kernel(size: int, sigma: float) -> Tensor:
