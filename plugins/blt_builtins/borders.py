@@ -2,9 +2,9 @@
 
     (E x)_p = x_{s(p)},        (Eᵀ t)_i = Σ_{p: s(p) = i} t_p
 
-For a kernel of K×L entries centred at (⌊(K−1)/2⌋, ⌊(L−1)/2⌋), mirrored or periodically. Here both gather pixels by index:
-one and two launches on a GPU, in a fixed order of summation, hence deterministic. On a CPU, copies of strips are
-faster. Indices depend on sizes alone, and are copied to a device once.
+For a kernel of K×L entries centred at (⌊(K−1)/2⌋, ⌊(L−1)/2⌋), mirrored or periodically. Here both gather pixels by
+index: one and two launches on a GPU, in a fixed order of summation, hence deterministic. On a CPU, copies of strips
+are faster. Indices depend on sizes alone, and are copied to a device once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 from bltoolbox.plugin import Constant, ConstantsByKey
 
 Repetition = Literal["symmetric", "periodic"]
+#: Height and width of the image, those of the kernel, and the rule.
+Key = tuple[int, int, int, int, Repetition]
 Indices = npt.NDArray[np.int64]
 
 
@@ -77,6 +79,6 @@ def _fold(height: int, width: int, rows: int, columns: int, boundary: Repetition
     return sources
 
 
-_LINES = ConstantsByKey(lambda key: torch.from_numpy(_line(*key)))
-_EXTENSIONS = ConstantsByKey(lambda key: torch.from_numpy(_extension(*key)))
-_FOLDS = ConstantsByKey(lambda key: torch.from_numpy(_fold(*key)))
+_LINES = ConstantsByKey[tuple[int, int, Repetition]](lambda key: torch.from_numpy(_line(*key)))
+_EXTENSIONS = ConstantsByKey[Key](lambda key: torch.from_numpy(_extension(*key)))
+_FOLDS = ConstantsByKey[Key](lambda key: torch.from_numpy(_fold(*key)))

@@ -159,7 +159,7 @@ def _convolve_adjoint(y: Tensor, kernel: Tensor, boundary: Boundary) -> Tensor:
     """Aᵀ y: the transposed convolution on the extended image, then Eᵀ."""
     height, width = kernel.shape
     if boundary in ("symmetric", "periodic") and y.device.type != "cpu":
-        return folded(_correlate(y, kernel, (height, width)), (height, width), boundary)  # type: ignore[arg-type]
+        return folded(_correlate(y, kernel, (height, width)), (height, width), boundary)
     x = _correlate(y, kernel, (height - 1, width - 1))
     if boundary == "valid":
         return x
