@@ -127,6 +127,7 @@ if TYPE_CHECKING:
     from bltoolbox.runs.files import write_text as write_text
     from bltoolbox.runs.locks import acquire as acquire
     from bltoolbox.runs.metric import Metric as Metric
+    from bltoolbox.runs.settings import flatten as flatten
     from bltoolbox.training.experiment import Experiment as Experiment
 
 #: Names by the module that defines them.
@@ -239,6 +240,7 @@ _HOME = {
     "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
     "bltoolbox.runs.locks": ("acquire",),
     "bltoolbox.runs.metric": ("Metric",),
+    "bltoolbox.runs.settings": ("flatten",),
     "bltoolbox.training.experiment": ("Experiment",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

@@ -130,16 +130,21 @@ def take(state: State, index: Tensor) -> State:
 
 
 def put(state: State, index: Tensor, part: State) -> State:
-    """``state`` with the rows ``index`` of every tensor replaced by those of ``part``."""
+    """``state`` with the rows ``index`` of every tensor replaced by those of ``part``.
+
+    What ``part`` does not have, such as a preconditioner that would not pay for its samples alone, stays as it is.
+    """
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(state):  # type: ignore[arg-type]
-        value = getattr(state, f.name)
+        value, given = getattr(state, f.name), getattr(part, f.name)
+        if given is None:
+            continue
         if isinstance(value, Tensor):
             value = value.clone()
-            value[index] = getattr(part, f.name)
+            value[index] = given
             changes[f.name] = value
         elif dataclasses.is_dataclass(value):
-            changes[f.name] = put(value, index, getattr(part, f.name))
+            changes[f.name] = put(value, index, given)
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 

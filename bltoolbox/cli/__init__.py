@@ -13,29 +13,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
 
-from bltoolbox.cli import (
-    apply,
-    check,
-    compare,
-    components,
-    doctor,
-    estimators,
-    evaluate,
-    models,
-    new_plugin,
-    plugins,
-    recipes,
-    report,
-    run,
-    schema,
-    sweep,
-    watch,
-)
 from bltoolbox.cli.common import DEBUGGING, Debug, say, show
+from bltoolbox.cli.display.problems import described
 from bltoolbox.cli.grouping import Commands, GroupedCommands
 from bltoolbox.cli.streams import CLOSED, OutputFailed
 from bltoolbox.distributed.signals import Interrupted
@@ -44,15 +28,26 @@ from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
 #: Characters of a file name in a message.
 _LONGEST = 200
 
-app = Commands(
-    name="blt",
-    help="Bilevel learning for imaging, assembled from plugins.",
-    cls=GroupedCommands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+#: The modules of this room that define commands, in the order of the help (Train, Look, Use, Extend), and the commands
+#: of each: a command imports its own module only.
+MODULES = {
+    "run": ("run", "resume"),
+    "sweep": ("sweep",),
+    "recipes": ("validate", "recipes", "cp"),
+    "check": ("check",),
+    "watch": ("watch",),
+    "report": ("report",),
+    "compare": ("compare",),
+    "estimators": ("estimators",),
+    "components": ("list", "show"),
+    "models": ("models",),
+    "apply": ("apply",),
+    "evaluate": ("evaluate",),
+    "plugins": ("plugins",),
+    "new_plugin": ("new-plugin",),
+    "schema": ("schema",),
+    "doctor": ("doctor",),
+}
 
 
 def _version(value: bool) -> None:
@@ -63,7 +58,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
@@ -73,14 +67,22 @@ def _options(
     pass
 
 
-# In the order of the help: Train, Look, Use, Extend.
-for group in (
-    *(run, sweep, recipes, check),
-    *(watch, report, compare, estimators, components, models),
-    *(apply, evaluate),
-    *(plugins, new_plugin, schema, doctor),
-):
-    group.register(app)
+def application(words: Sequence[str] = ()) -> Commands:
+    """The application with the commands of the module that ``words`` asks for, or with all if they name no command."""
+    app = Commands(
+        name="blt",
+        help="Bilevel learning for imaging, assembled from plugins.",
+        cls=GroupedCommands,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    command = next((word for word in words if not word.startswith("-")), None)
+    for module in [name for name, commands in MODULES.items() if command in commands] or MODULES:
+        import_module(f"{__name__}.{module}").register(app)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if arguments is None else list(arguments)
     DEBUGGING.set("--debug" in words)
     try:
-        app(args=words, prog_name="blt")
+        application(words)(args=words, prog_name="blt")
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
@@ -112,7 +114,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, OutputFailed) and error.exit_code == CLOSED:
         return CLOSED
     if isinstance(error, BltError):
-        say(str(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
+        say(described(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None and not is_out_of_memory(error):
         say(f"error: cannot use {_shown(error.filename)}: {error.strerror or error}")

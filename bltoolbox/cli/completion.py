@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import typer
 
 from bltoolbox.config.hooks import KINDS
-from bltoolbox.config.signatures import Parameter, Type
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
+    from bltoolbox.config.signatures import Parameter, Type
 
 #: A suggestion and its description, for shells that show it.
 Word = tuple[str, str]

@@ -11,7 +11,6 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, show, terminal_width
 from bltoolbox.cli.completion import complete_component, complete_kind
 from bltoolbox.config.hooks import KINDS, LISTS
-from bltoolbox.config.problem_keys import LOSS
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registered
@@ -62,6 +61,8 @@ def show_component(
     debug: Debug = False,
 ) -> None:
     """Describe a component and its parameters."""
+    from bltoolbox.config.problem_keys import LOSS
+
     registered = open_registry(plugin, warn=False).find(name)
     signature = registered.signature()
     snippet = _snippet(registered, signature)

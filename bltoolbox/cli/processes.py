@@ -12,11 +12,8 @@ import typer
 
 from bltoolbox.cli.common import DEBUGGING, say
 from bltoolbox.config.names import RECIPE_FILE
-from bltoolbox.config.reading import RECIPE, read_text
 from bltoolbox.distributed.launch import Launcher, Place, invocation, may_restart, rank_timeout
 from bltoolbox.errors import BltError, UsageError, explain
-from bltoolbox.runs.history import has_checkpoint, is_run
-from bltoolbox.runs.layout import Manifest
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
@@ -64,6 +61,8 @@ def resume_command(path: Path, size: int) -> str:
 
 def next_command(path: Path, size: int) -> str:
     """What to do after a run has stopped."""
+    from bltoolbox.runs.history import has_checkpoint
+
     if has_checkpoint(path):
         return f"continue from the last checkpoint with: {resume_command(path, size)}"
     return "there is no checkpoint to resume from; start the run again" + (
@@ -97,7 +96,13 @@ def same_on_all_ranks() -> Iterator[None]:
 
 def left_by_this_run(path: Path, recipe: Recipe) -> bool:
     """Whether torchrun restarted these processes and a directory contains their earlier work."""
-    if Place.here().restarts == 0 or not is_run(path) or Manifest(path).started_by != invocation():
+    if Place.here().restarts == 0:
+        return False
+    from bltoolbox.config.reading import RECIPE, read_text
+    from bltoolbox.runs.history import is_run
+    from bltoolbox.runs.layout import Manifest
+
+    if not is_run(path) or Manifest(path).started_by != invocation():
         return False
     return read_text(path / RECIPE_FILE, RECIPE, follow=False, errors="replace") == recipe.to_yaml()
 
@@ -106,6 +111,8 @@ def was_restarted(ranks: Ranks, path: Path, recipe: Recipe) -> bool:
     """Whether the directory contains our own earlier run."""
     if Place.here().restarts == 0:
         return False
+    from bltoolbox.runs.history import has_checkpoint
+
     usable = left_by_this_run(path, recipe) and has_checkpoint(path)
     return bool(ranks.gather("restarted", usable)[0])
 

@@ -11,7 +11,6 @@ import typer
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
 from bltoolbox.cli.completion import complete_grid
 from bltoolbox.errors import UsageError
-from bltoolbox.runs.metric import most_common
 
 if TYPE_CHECKING:
     from bltoolbox.training.sweep.plan import Sweep
@@ -92,6 +91,8 @@ def sweep(
 
 def _facts(sweep: Sweep) -> dict[str, Any]:
     """A sweep as JSON; the best finished cell is chosen on the held-out images, if there are any."""
+    from bltoolbox.runs.metric import most_common
+
     histories = [planned.history() for planned in sweep.cells]
     metric = most_common([run.metric for run in histories if run is not None])
     cells = [planned.as_dict(run, metric) for planned, run in zip(sweep.cells, histories, strict=True)]

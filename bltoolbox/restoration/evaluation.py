@@ -19,11 +19,11 @@ from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
 from bltoolbox.errors import BltError, NumericalError, RecipeError, UsageError
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.image_upper import BoundOperator
 from bltoolbox.restoration.metrics import LOSS, UNIT, ImageMetric, Range, measure, pick, values_in
 from bltoolbox.restoration.roles import Sample
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational, VariationalAt, VariationalTasks
 from bltoolbox.runs.metric import Metric
 

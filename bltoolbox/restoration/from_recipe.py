@@ -13,8 +13,8 @@ from bltoolbox.config.block import Block
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.errors import RecipeError, UsageError
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.roles import Data
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational
 
 

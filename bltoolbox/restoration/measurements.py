@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bltoolbox.bilevel.records import Rows, Theta
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.data_loading import converted
 from bltoolbox.restoration.image_lower import ImageLower
-from bltoolbox.restoration.samples import converted
 from bltoolbox.restoration.usable import find_size_misfit
 from bltoolbox.restoration.variational import Variational
 

@@ -32,13 +32,13 @@ from bltoolbox.bilevel.tasks import BoundTasks, Tasks
 from bltoolbox.bilevel.tensors import Constant, detached, ordinary
 from bltoolbox.bilevel.wrapped_loss import Viewed
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.image_lower import ImageLower, column
 from bltoolbox.restoration.image_upper import BoundOperator, LearnedForward
 from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, UpperLoss
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join, prepare, split
 
 Constraint = Literal["none", "nonnegative", "box"]

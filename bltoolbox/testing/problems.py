@@ -25,6 +25,7 @@ from bltoolbox.bilevel.problem import Upper
 from bltoolbox.bilevel.records import Batch, Bound, Rows, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator, LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.roles import (
     Data,
     DataTerm,
@@ -35,7 +36,6 @@ from bltoolbox.restoration.roles import (
     Sample,
     UpperLoss,
 )
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Constraint, Variational, VariationalTasks
 
 

@@ -18,11 +18,11 @@ from bltoolbox.config.compatibility import listed, without_truth
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.evaluation import deciding
 from bltoolbox.restoration.from_recipe import build, build_problem, measured, refusal
 from bltoolbox.restoration.metrics import ImageMetric, values_in
 from bltoolbox.restoration.roles import Data, UpperLoss
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join, split, upgraded
 from bltoolbox.restoration.theta_file import read_range, read_theta
 from bltoolbox.restoration.usable import find_flaw, find_size_misfit

@@ -22,8 +22,8 @@ from bltoolbox.bilevel.records import Rows, Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, BudgetExhausted, NumericalError
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.evaluation import evaluate
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join, split
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.runs.metric import Metric

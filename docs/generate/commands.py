@@ -44,9 +44,9 @@ def page() -> str:
 
 def command_line() -> Any:
     """``blt`` as Typer builds it: a group with its ``commands``, each with its ``params``."""
-    from bltoolbox.cli import app
+    from bltoolbox.cli import application
 
-    return typer.main.get_command(app)
+    return typer.main.get_command(application())
 
 
 def exit_codes() -> dict[str, str]:

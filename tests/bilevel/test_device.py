@@ -25,8 +25,8 @@ from bltoolbox.bilevel import linear
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Accuracy
 from bltoolbox.bilevel.roles import LowerSolver
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.roles import Regularizer
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join, split
 from bltoolbox.testing import Gain, Images, SquaredDistance, White, full_batch, smooth_images, variational
 

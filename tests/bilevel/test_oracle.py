@@ -25,7 +25,7 @@ from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.bilevel.tensors import norm
 from bltoolbox.bilevel.warm_starts import Store
 from bltoolbox.errors import NumericalError
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.variational import VariationalTasks
 from bltoolbox.testing import Gain, Images, Tikhonov, White, full_batch, smooth_images

@@ -29,7 +29,7 @@ from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.config.registry import load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, NumericalError
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.variational import Variational, VariationalTasks
 from bltoolbox.testing import Gain, Images, SquaredLoss, SquaredMisfit, full_batch, smooth_images
 from bltoolbox.testing.problems import White

@@ -24,7 +24,7 @@ from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Accuracy, Batch, Counter, Theta
 from bltoolbox.bilevel.roles import HypergradientEstimator
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.variational import Variational, VariationalTasks
 from bltoolbox.testing import Gain, Images, SquaredLoss, SquaredMisfit, full_batch, smooth_images
 from bltoolbox.testing.problems import White

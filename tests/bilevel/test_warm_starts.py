@@ -152,7 +152,7 @@ from blt_builtins.lower_solvers.gd import GradientDescent
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.restoration.roles import Data
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.variational import VariationalTasks
 from bltoolbox.restoration.theta import join
 from bltoolbox.testing import White, variational

@@ -29,11 +29,11 @@ from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import RecipeError
 from bltoolbox.plugin import Operator, Upper
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.image_upper import BoundOperator
 from bltoolbox.restoration.model import read_theta
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import Sample
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.tiles import Restorer
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import Gain, Images, smooth_images, variational

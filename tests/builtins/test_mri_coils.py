@@ -17,8 +17,8 @@ from blt_builtins.operators.mri import MRI
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox.bilevel.records import Rows
 from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.evaluation import solve_cold
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join
 from bltoolbox.testing import Images, smooth_images, variational
 

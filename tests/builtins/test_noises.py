@@ -22,7 +22,7 @@ from blt_builtins.operators.mri import MRI
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.plugin import Noise, Operator
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.testing import Images, smooth_images
 
 NOISES: dict[str, Noise] = {

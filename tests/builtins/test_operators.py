@@ -24,10 +24,10 @@ from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.bilevel.tensors import dot, keyed_generator, norm
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.metrics import METRICS, measure
 from bltoolbox.restoration.model import Model
 from bltoolbox.restoration.roles import Operator
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import Images, White, make_oracle, smooth_images, variational

@@ -20,7 +20,7 @@ from blt_builtins.operators.mri import MRI
 from bltoolbox.config.recipe import recipe_from_dict
 from bltoolbox.errors import RecipeError
 from bltoolbox.plugin import FileRefused, Operator, Rows, Theta
-from bltoolbox.restoration.samples import Samples
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.training.assemble import assemble
 
 COUNT, HEIGHT, WIDTH = 5, 12, 14

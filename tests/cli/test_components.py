@@ -99,6 +99,21 @@ def test_list_is_quick(blt: Run) -> None:
     assert min(times) < 0.5
 
 
+def test_a_command_imports_its_own_module_only() -> None:
+    """The table of modules names each command that they register, and nothing else."""
+    from bltoolbox.cli import MODULES, application
+
+    for module, names in MODULES.items():
+        commands = typer.main.get_command(application([names[0]])).commands  # type: ignore[attr-defined]
+        assert tuple(commands) == names, module
+    script = f"{command('list')}\nprint(*(name for name in sys.modules if name.startswith('bltoolbox.cli.')))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{script}"], text=True, capture_output=True, check=True
+    )
+    modules = {name.rpartition(".")[2] for name in done.stdout.splitlines()[-1].split()}
+    assert modules & set(MODULES) == {"components"}
+
+
 def test_list_names_everything(blt: Run) -> None:
     done = blt("list")
     assert done.stderr == ""
@@ -202,8 +217,9 @@ def test_version_and_help(blt: Run) -> None:
 
 
 def test_help_lists_every_command_uncut_and_in_groups() -> None:
-    from bltoolbox.cli import app
+    from bltoolbox.cli import application
 
+    app = application()
     text = CliRunner().invoke(app, ["--help"], prog_name="blt", env={"COLUMNS": "80"}).stdout
     headings = [line for line in text.splitlines() if re.fullmatch(r"\w+:", line)]
     assert headings == ["Options:", "Train:", "Look:", "Use:", "Extend:"]
@@ -254,7 +270,16 @@ def test_broken_plugins_are_warned_about_and_nothing_more(blt: Run, install: Ins
     )
 
 
-BOOM = "from bltoolbox.cli import app, main\n@app.command()\ndef boom({}):\n    {}\nmain(['boom', {}])"
+BOOM = """
+import sys, types
+from bltoolbox import cli
+def boom({}):
+    {}
+module = sys.modules['bltoolbox.cli.boom'] = types.ModuleType('boom')
+module.register = lambda app: app.command('boom')(boom)
+cli.MODULES['boom'] = ('boom',)
+cli.main(['boom', {}])
+"""
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ from bltoolbox.bilevel.records import Accuracy, Ask, Counter
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import BltError
 from bltoolbox.plugin import DataTerm, Lower, LowerSolver, Noise, Operator, Theta, Upper, UpperLoss
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.image_lower import ImageLower
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.variational import Variational, VariationalTasks
 from bltoolbox.testing import Images, smooth_images

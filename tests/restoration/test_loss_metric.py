@@ -23,12 +23,12 @@ from bltoolbox import load_recipe, run
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.errors import UsageError
 from bltoolbox.plugin import Listener, UpperLoss
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.evaluation import evaluate, solve_cold
 from bltoolbox.restoration.image_upper import BoundOperator
 from bltoolbox.restoration.metrics import LOSS, METRICS, measure, pick, pick_listed
 from bltoolbox.restoration.results import Check
 from bltoolbox.restoration.roles import Sample
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.runs.history import RunHistory
 from bltoolbox.testing import Images, smooth_images

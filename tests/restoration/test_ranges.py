@@ -21,11 +21,11 @@ from bltoolbox.config.recipe import Recipe, recipe_from_dict
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.reports.figures import restored
 from bltoolbox.reports.html.pictures import encode_png, read_scenes
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.evaluation import Evaluation, evaluate
 from bltoolbox.restoration.metrics import METRICS, Range
 from bltoolbox.restoration.model import encode, read_range, read_theta
 from bltoolbox.restoration.roles import Data
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import Gain, smooth_images, variational

@@ -21,8 +21,8 @@ from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.block import Block
 from bltoolbox.errors import RecipeError
+from bltoolbox.restoration.data_loading import Samples
 from bltoolbox.restoration.metrics import METRICS
-from bltoolbox.restoration.samples import Samples
 from bltoolbox.restoration.theta import join
 from bltoolbox.restoration.variational import Variational
 from bltoolbox.testing import make_oracle, smooth_images

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bltoolbox.config.registry import Registry
+    from bltoolbox.restoration.data_loading import Samples
     from bltoolbox.restoration.evaluation import Evaluation
-    from bltoolbox.restoration.samples import Samples
 
 #: Maximum number of rows of a readable sheet.
 MAX_ROWS = 24

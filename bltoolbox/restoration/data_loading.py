@@ -1,4 +1,4 @@
-"""The samples of a split by position: true images, and measurements that were recorded or are simulated.
+"""Loading batches: the true images of a split, with measurements that were recorded or are simulated.
 
     y_i = noise(A x*_i)
 
@@ -9,7 +9,8 @@ measured.
 
 Images are read and measurements are simulated in ``workers`` threads or in the calling one; both depend on the id
 alone, so the result is the same. Measurements are kept up to a limit, so that few are simulated twice: this is the one
-part of memory that grows with the number of images, until the limit is reached.
+part of memory that grows with the number of images, until the limit is reached. Whatever loads batches faster, such as
+prefetching, belongs here.
 """
 
 from __future__ import annotations
