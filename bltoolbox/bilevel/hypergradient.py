@@ -49,8 +49,8 @@ class Differentiator:
             estimate = self._estimate(chunk, chunk.start if self.together else solution.x, solution)
         oracle.solutions.put(chunk.samples, solution.x if estimate.x is None else estimate.x)
         rows = self.memory.rows_of(estimate.memory, len(chunk.samples)) | oracle.persisted(solution)
-        for name, part in rows.items():
-            oracle.stores[name].put(chunk.samples, part)
+        for name, values in rows.items():
+            oracle.stores[name].put(chunk.samples, values)
         return solution, estimate
 
     def _estimate(self, chunk: Chunk, x: Tensor, solution: Solution | None) -> Estimate:
@@ -143,7 +143,7 @@ class Differentiator:
         unknown = torch.full(
             (len(chunk.samples), 2), torch.nan, dtype=torch.float64, device=solution.x.device
         )
-        known = oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
+        previous = oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
         result = estimate_bound(
             chunk.lower,
             chunk.upper,
@@ -152,7 +152,7 @@ class Differentiator:
             estimate.adjoint,
             solution.residual.to(mu),
             estimate.residual.to(mu),
-            (known[:, 0], known[:, 1]),
+            (previous[:, 0], previous[:, 1]),
             mu,
             oracle.problem.project_gradient,
         )
@@ -183,7 +183,9 @@ class _Counted:
             self.oracle.counter.part(estimate.blocks).lower_iterations += int(own.sum())
         solved = [0] * count if solution is None else solution.iterations.tolist()
         added = (
-            [Fraction(0)] * count if own is None else [Fraction(one, estimate.blocks) for one in own.tolist()]
+            [Fraction(0)] * count
+            if own is None
+            else [Fraction(products, estimate.blocks) for products in own.tolist()]
         )
         total = [sum(parts) for parts in zip(solved, added, self.spent.values(), strict=True)]
         self.oracle.slowest.add(self.chunk.positions, total)

@@ -65,13 +65,13 @@ def solve_linear(
     while len(order):
         whole = len(order) == len(rhs)
         index = None if whole else beside(order, rhs)
-        part, b, begin, aim = (
+        unsolved, b, begin, aim = (
             (system, rhs, q, tol) if index is None else (system.take(index), rhs[index], q[index], tol[index])
         )
-        solved, count = sweep(method, part, b, begin, aim, limit - iterations[order])
-        q = solved if index is None else q.index_put((index,), solved)
+        solution, count = sweep(method, unsolved, b, begin, aim, limit - iterations[order])
+        q = solution if index is None else q.index_put((index,), solution)
         iterations[order] += count
-        true = norm(b - part.hvp(solved)).cpu()
+        true = norm(b - unsolved.hvp(solution)).cpu()
         residual[order] = true
         # Restart from the recomputed residual, unless tolerance or limit is reached or the last sweep made no progress.
         again = (true > goal[order]) & (iterations[order] < limit) & (true < 0.5 * previous)

@@ -260,22 +260,22 @@ class _Output:
         if self.outcome is not None:
             self._scatter(target, self.outcome(take(state, done)))
 
-    def _scatter(self, target: Tensor, part: Any) -> None:
+    def _scatter(self, target: Tensor, state: Any) -> None:
         """Write the states of finished samples to their rows of the batch."""
         if self.state is None:
             rows = {
                 entry.name: value.new_zeros(len(self.x0), *value.shape[1:])
-                for entry in fields(part)
-                if isinstance(value := getattr(part, entry.name), Tensor)
+                for entry in fields(state)
+                if isinstance(value := getattr(state, entry.name), Tensor)
             }
-            self.state = replace(part, **rows)
-        for entry in fields(part):
-            value, whole = getattr(part, entry.name), getattr(self.state, entry.name)
+            self.state = replace(state, **rows)
+        for entry in fields(state):
+            value, whole = getattr(state, entry.name), getattr(self.state, entry.name)
             if not isinstance(value, Tensor):
                 continue
             if value.shape[1:] != whole.shape[1:]:
                 raise BltError(
-                    f"the field {entry.name!r} of {type(part).__name__} changes its shape between iterations, so the"
+                    f"the field {entry.name!r} of {type(state).__name__} changes its shape between iterations, so the"
                     " states of samples cannot be put together; give it one shape in outcome()"
                 )
             whole[target] = value

@@ -150,7 +150,7 @@ _LARGEST = {"residual", "adjoint_residual"}
 def merge(tallies: Sequence[Mapping[str, Any]]) -> Tally:
     """The sum of the tallies of all ranks, in the order of ranks."""
     cost = sum((Cost.unpack(tally["cost"]) for tally in tallies), Cost())
-    total, *others = [{name: one for name, one in tally.items() if name != "cost"} for tally in tallies]
+    total, *others = [{name: amount for name, amount in tally.items() if name != "cost"} for tally in tallies]
     for tally in others:
         total = _join("", total, tally)
     return Tally(**total, cost=cost)
@@ -195,11 +195,11 @@ class Slowest:
         most = self.most
         if ranks.size > 1:
             # As whole numbers of the smallest unit that any rank has.
-            mine = math.lcm(*(one.denominator for one in most))
+            mine = math.lcm(*(count.denominator for count in most))
             unit = int(ranks.largest(torch.tensor([mine])))
             most = [
-                Fraction(one, unit)
-                for one in ranks.largest(torch.tensor([int(one * unit) for one in most])).tolist()
+                Fraction(count, unit)
+                for count in ranks.largest(torch.tensor([int(count * unit) for count in most])).tolist()
             ]
         sizes = (min(self.chunk, self.count - first) for first in range(0, self.count, self.chunk))
         return sum(

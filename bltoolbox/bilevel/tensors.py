@@ -89,15 +89,15 @@ class ConstantsByKey(Generic[Key]):
         self._kept: dict[Key, Constant] = {}
 
     def __getitem__(self, key: Key) -> Constant:
-        found = self._kept.get(key)
-        if found is None:
+        constant = self._kept.get(key)
+        if constant is None:
             with lasting():
-                found = Constant(self._make(key))
-            if type(found.value) is Tensor:  # not one that stands for others, as under fake tensors
+                constant = Constant(self._make(key))
+            if type(constant.value) is Tensor:  # not one that stands for others, as under fake tensors
                 if len(self._kept) >= self._most:  # pictures and tiles have many different sizes
                     self._kept.clear()
-                self._kept[key] = found
-        return found
+                self._kept[key] = constant
+        return constant
 
 
 def expand(scalars: Tensor, like: Tensor) -> Tensor:
@@ -129,14 +129,14 @@ def take(state: State, index: Tensor) -> State:
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 
-def put(state: State, index: Tensor, part: State) -> State:
-    """``state`` with the rows ``index`` of every tensor replaced by those of ``part``.
+def put(state: State, index: Tensor, update: State) -> State:
+    """``state`` with the rows ``index`` of every tensor replaced by those of ``update``.
 
-    What ``part`` does not have, such as a preconditioner that would not pay for its samples alone, stays as it is.
+    What ``update`` does not have, such as a preconditioner that would not pay for its samples alone, stays as it is.
     """
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(state):  # type: ignore[arg-type]
-        value, given = getattr(state, f.name), getattr(part, f.name)
+        value, given = getattr(state, f.name), getattr(update, f.name)
         if given is None:
             continue
         if isinstance(value, Tensor):

@@ -107,9 +107,9 @@ def hessian_product(system: Linearization, v: Tensor) -> Tensor:
 
 def gradient_of(lower: Lower, upper: Upper, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
     """z = Σ_i weights_i (∂_θ g_i − ∂_θ⟨∇h_i, q_i⟩)."""
-    z = {name: -part for name, part in lower.mixed(x, q, weights).items()}
-    for name, part in upper.theta_gradient(x, weights).items():
-        z[name] = z[name] + part
+    z = {name: -entry for name, entry in lower.mixed(x, q, weights).items()}
+    for name, entry in upper.theta_gradient(x, weights).items():
+        z[name] = z[name] + entry
     return z
 
 

@@ -73,8 +73,8 @@ class SABA(FiniteSumEstimator):
             "gradient": lower.gradient(x),
             "product": hessian_product(lower.linearize(x), q),
             "slope": upper.gradient(x),
-            **{f"mixed {name}": part.detach() for name, part in lower.mixed_each(x, q).items()},
-            **{f"direct {name}": part for name, part in upper.theta_gradient_each(x).items()},
+            **{f"mixed {name}": rows.detach() for name, rows in lower.mixed_each(x, q).items()},
+            **{f"direct {name}": rows for name, rows in upper.theta_gradient_each(x).items()},
         }
         reduced = {}
         for name, new in news.items():
@@ -126,8 +126,8 @@ def _filled(ask: Ask, memory: Rows) -> dict[str, Tensor]:
     for k in numbers[: upper.blocks]:
         block = upper.sampled(k.expand(len(new)))
         values.setdefault("slope", []).append(block.gradient(x))
-        for name, part in block.theta_gradient_each(x).items():
-            values.setdefault(f"direct {name}", []).append(part)
+        for name, gradients in block.theta_gradient_each(x).items():
+            values.setdefault(f"direct {name}", []).append(gradients)
     for name, parts in values.items():
         tables[name] = tables[name].index_copy(0, new, torch.stack(parts, dim=1).to(tables[name]))
     return tables

@@ -63,10 +63,10 @@ class NewtonCG(LowerSolver):
         return NewtonState(x0, residual, point.gradient, point.energy, residual)
 
     def step(self, lower: Lower, state: NewtonState) -> NewtonState:
-        found, _ = line_search(
+        point, _ = line_search(
             lower, Point(state.x, state.gradient, state.energy), self._direction(lower, state)
         )
-        return NewtonState(found.x, norm(found.gradient), found.gradient, found.energy, state.first)
+        return NewtonState(point.x, norm(point.gradient), point.gradient, point.energy, state.first)
 
     def _direction(self, lower: Lower, state: NewtonState) -> Tensor:
         """From zero, every iterate of CG is a descent direction; its recursive residual is accurate enough here."""

@@ -59,7 +59,9 @@ class CrossValidated(Problem):
         if not all(len(judged) for _, judged in rows):
             return None
         features, targets = self.table.features.to(like), self.table.targets.to(like)
-        fitted, judged = (collect(features, targets, part, self.blocks) for part in zip(*rows, strict=True))
+        fitted, judged = (
+            collect(features, targets, numbers, self.blocks) for numbers in zip(*rows, strict=True)
+        )
         shape = tuple(features.shape[1:]) + ((self.columns,) if self.columns else ())
         return LinearTasks(fitted, judged, labels, self._lower, self._upper, self.measures, shape)
 

@@ -111,7 +111,7 @@ class DataCleaning(Problem):
         if not len(self.rows[split]):
             return None
         features, noisy, targets = (
-            part.to(like) for part in (self.table.features, self.noisy.targets, self.table.targets)
+            values.to(like) for values in (self.table.features, self.noisy.targets, self.table.targets)
         )
         # θ belongs to the training rows, so that these are numbered anew.
         numbers = [torch.arange(len(self.fitted))]

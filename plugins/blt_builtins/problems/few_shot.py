@@ -125,12 +125,12 @@ class FewShot(Problem):
         if not (count := self.counts[split]):
             return None
         drawn = [self._draw(split, number) for number in range(count)]
-        features, targets = (torch.cat(part).to(like) for part in zip(*drawn, strict=True))
+        features, targets = (torch.cat(values).to(like) for values in zip(*drawn, strict=True))
         size = self.support + self.query
         rows = torch.arange(count * size).reshape(count, size)
         fitted, judged = (
-            collect(features, targets, list(part), self.blocks)
-            for part in (rows[:, : self.support], rows[:, self.support :])
+            collect(features, targets, list(values), self.blocks)
+            for values in (rows[:, : self.support], rows[:, self.support :])
         )
         labels = tuple(f"task {number + 1}" for number in range(count))
         measures = {"mse": mse, "r2": r2}

@@ -56,8 +56,8 @@ class LinearTasks(Tasks):
 
     def digest(self) -> str:
         content = hashlib.blake2b(digest_size=16)
-        for part in (self.fitted, self.judged):
-            for values in (part.features, part.targets, part.weights):
+        for examples in (self.fitted, self.judged):
+            for values in (examples.features, examples.targets, examples.weights):
                 content.update(values.detach().cpu().contiguous().numpy().tobytes())
         return content.hexdigest()
 

@@ -124,12 +124,14 @@ def read(files: Files) -> Table:
         for path in (files.inputs, files.targets)
     )
     if features.ndim != 2 or targets.ndim != 1 or len(features) != len(targets):
-        shapes = " and ".join(str(tuple(part.shape)) for part in (features, targets))
+        shapes = " and ".join(str(tuple(values.shape)) for values in (features, targets))
         raise ValueError(f"expected arrays of shapes (N, p) and (N,), got {shapes}")
     if not bool(torch.isfinite(features).all() & torch.isfinite(targets).all()):
         raise ValueError("the arrays contain NaN or infinite numbers; remove these rows")
     if (
-        most := max((float(part.abs().max()) for part in (features, targets) if part.numel()), default=0)
+        most := max(
+            (float(values.abs().max()) for values in (features, targets) if values.numel()), default=0
+        )
     ) > _LARGEST:
         raise ValueError(
             f"the arrays contain numbers up to {most:.3g}, whose squares overflow; scale the columns"

@@ -271,3 +271,8 @@ def correlation_gradients(t: Tensor, image: Tensor, size: int) -> Tensor:
 def summed_correlation_gradient(t: Tensor, image: Tensor, size: int) -> Tensor:
     """The sum over the samples, (J, C, K, K)."""
     return conv2d_weight(image, (t.shape[1], image.shape[1], size, size), t)
+
+
+def mirrored_source(length: int, size: int, device: torch.device) -> Tensor:
+    """For each position of a line that is mirrored for kernels of ``size``, the pixel that it repeats."""
+    return line_source(length, size, "symmetric").value.to(device)
