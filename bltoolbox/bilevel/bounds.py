@@ -144,7 +144,7 @@ def _omega(
 
 def knows_mu(lower: Lower) -> bool:
     """Whether every sample is known to be strongly convex."""
-    return bool((lower.mu > 0).all())
+    return bool((lower.mu_on_host > 0).all())
 
 
 def _gain(image: Tensor, v: Tensor) -> Tensor:
@@ -206,13 +206,19 @@ class Certificate:
         estimated: Tensor | None,
     ) -> None:
         """The samples of one chunk."""
-        has_bound = lower.mu > 0
+        mu = lower.mu_on_host
+        has_bound = mu > 0
         self._certified_distance &= bool(has_bound.all())
-        self._distances.append(torch.where(has_bound, solution.residual / lower.mu, solution.residual))
+        self._distances.append(torch.where(has_bound, solution.residual / mu, solution.residual))
         certified = None
         if self.bound == "certified" and estimate.adjoint is not None:
             certified = certified_bound(
-                lower, upper, solution.x, estimate.adjoint, solution.residual, estimate.residual
+                lower,
+                upper,
+                solution.x,
+                estimate.adjoint,
+                solution.residual.to(lower.mu),
+                estimate.residual.to(lower.mu),
             )
         if certified is not None:
             self._bounds.append(certified)
@@ -229,7 +235,7 @@ class Certificate:
         )
         for name, parts, certified in kinds:
             if parts:
-                values = torch.cat(parts).double()
+                values = torch.cat(parts).double().cpu()
                 if name == "distance" and not bool(torch.isfinite(values).all()):
                     continue  # not measured
                 totals |= {f"{name}_sum": float(values.sum()), f"{name}_max": float(values.max())}

@@ -21,6 +21,7 @@ from bltoolbox.bilevel.kept import Kept
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Accuracy, Ask, Counter, Effort, Estimate, Solution, Status
 from bltoolbox.bilevel.tally import Chunk
+from bltoolbox.bilevel.tensors import beside
 from bltoolbox.errors import BltError, NumericalError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Differentiator:
             chunk.upper,
             solution=x,
             start=chunk.start,
-            weights=chunk.weights.to(x.dtype),
+            weights=beside(chunk.weights.to(x.dtype), x),
             effort=_scaled(self.adjoint, chunk.upper.scale),
             memory=self.memory.get(chunk.samples),
             call=oracle.cost.hypergradients,
@@ -96,9 +97,13 @@ class Differentiator:
         finite = torch.isfinite(x).flatten(1).all(1).tolist()
         if bad := [sample for sample, good in zip(chunk.samples, finite, strict=True) if not good]:
             raise NumericalError(f"hypergradient {name}, samples {named(bad)}: {Status.NOT_FINITE.value}")
-        mu, residual, iterations = chunk.lower.mu, estimate.lower_residual, estimate.lower_iterations
-        residual = torch.full_like(mu, torch.inf) if residual is None else residual
-        iterations = torch.zeros_like(estimate.iterations) if iterations is None else iterations
+        mu, residual, iterations = (
+            chunk.lower.mu_on_host,
+            estimate.lower_residual,
+            estimate.lower_iterations,
+        )
+        residual = torch.full_like(mu, torch.inf) if residual is None else residual.cpu()
+        iterations = torch.zeros(count, dtype=torch.long) if iterations is None else iterations.cpu()
         distance = residual / torch.where(mu > 0, mu, torch.nan)
         return Solution(x, residual, distance, iterations, (Status.STEPS,) * count)
 
@@ -145,8 +150,8 @@ class Differentiator:
             solution.x,
             chunk.start,
             estimate.adjoint,
-            solution.residual,
-            estimate.residual,
+            solution.residual.to(mu),
+            estimate.residual.to(mu),
             (previous[:, 0], previous[:, 1]),
             mu,
             oracle.problem.project_gradient,

@@ -162,7 +162,7 @@ class BilevelOracle:
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
             start = self.solutions.get(ids, lower.start())
             kept = self.kept(theta)[1].get(ids)
-            yield Chunk(ids, places, weights.to(start.device) / len(self.tasks), lower, upper, start, kept)
+            yield Chunk(ids, places, weights / len(self.tasks), lower, upper, start, kept)
 
     def minimise(self, lower: Lower, start: Tensor, effort: Effort, **options: Any) -> Solution:
         """x̃ with ‖x̃ − x̂‖ ≤ tol where μ > 0 is known, ‖∇h‖ ≤ tol elsewhere; or after a number of iterations."""
@@ -434,7 +434,7 @@ class BatchOracle:
             if wanted and gives_adjoint:
                 estimated = differentiate.bound(chunk, solution, estimate, mu)
             if bound and estimated is not None:
-                tally.omega += float(chunk.weights @ estimated.double())
+                tally.omega += float(chunk.weights @ estimated.double().cpu())
             certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
 
         names = (SOLUTIONS, "lipschitz", *memory.names, *kept.names)

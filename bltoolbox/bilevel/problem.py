@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -109,6 +110,11 @@ class Lower(ABC):
     def lipschitz(self) -> Tensor:
         return torch.full_like(self.mu, math.inf)
 
+    @cached_property
+    def mu_on_host(self) -> Tensor:
+        """``mu``, read from the device once."""
+        return self.mu.detach().cpu()
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the x of one task."""
@@ -124,8 +130,9 @@ class Lower(ABC):
 
     def gradient_tol(self, tol: float) -> Tensor:
         """The gradient norm that guarantees a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
-        strongly convex none does, and ``tol`` itself is used."""
-        return torch.where(self.mu > 0, tol * self.mu, tol)
+        strongly convex none does, and ``tol`` itself is used. On the host."""
+        mu = self.mu_on_host
+        return torch.where(mu > 0, tol * mu, tol)
 
     @abstractmethod
     def energy(self, x: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Solution:
-    """x̃ with the norm of the gradient at x̃, per sample."""
+    """x̃ with the norm of the gradient at x̃, per sample; all but x and the state are on the host."""
 
     x: Tensor
     #: +∞ where it was not measured.
@@ -243,7 +243,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The result of a hypergradient component: the weighted sum z and, per sample, the outcome of its linear system.
+    """The result of a hypergradient component: the weighted sum z and, per sample, the outcome of its linear system,
+    on the host or on the device.
 
     ``memory`` contains what ``keeps`` names, for the next call with the same tasks. ``x`` replaces the solution as
     a warm start. A component that ``moves_x`` must return it, and the loss is that of this x.

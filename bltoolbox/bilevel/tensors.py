@@ -64,13 +64,19 @@ class Constant:
 
     def like(self, x: Tensor) -> Tensor:
         """With the dtype and on the device of ``x``."""
-        key = x.dtype, x.device
-        copy = self._copies.get(key)
+        return self._copy(x.dtype, x.device)
+
+    def beside(self, x: Tensor) -> Tensor:
+        """On the device of ``x``, with its own dtype: indices and masks."""
+        return self._copy(self.value.dtype, x.device)
+
+    def _copy(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        copy = self._copies.get((dtype, device))
         if copy is None:
             with lasting():
-                copy = self.value.to(dtype=x.dtype, device=x.device)
+                copy = self.value.to(dtype=dtype, device=device)
             if type(copy) is Tensor:  # not one that stands for others, as under fake tensors
-                self._copies[key] = copy
+                self._copies[dtype, device] = copy
         return copy
 
 
@@ -97,6 +103,18 @@ class ConstantsByKey(Generic[Key]):
 def expand(scalars: Tensor, like: Tensor) -> Tensor:
     """Per-sample scalars (B,), shaped to multiply ``like``."""
     return scalars.view(-1, *(1,) * (like.ndim - 1))
+
+
+def look_every(like: Tensor) -> int:
+    """Iterations between two looks at numbers of the device of ``like``: each makes the host wait for a GPU."""
+    return 1 if like.device.type == "cpu" else 4
+
+
+def beside(numbers: Tensor, like: Tensor) -> Tensor:
+    """Numbers of the host on the device of ``like``, without waiting for it."""
+    if like.device.type != "cuda":
+        return numbers.to(like.device)
+    return numbers.pin_memory().to(like.device, non_blocking=True)
 
 
 def take(state: State, index: Tensor) -> State:

@@ -357,7 +357,9 @@ class TestInpainting:
         for mode in ("L", "RGB"):
             Image.fromarray(255 * known).convert(mode).save(tmp_path / "mask.png")
             operator = Inpainting(mask=str(tmp_path / "mask.png"))
-            assert torch.equal(operator.mask_for(torch.empty(1, 1, 8, 12), {}), torch.from_numpy(known).float())
+            assert torch.equal(
+                operator.mask_for(torch.empty(1, 1, 8, 12), {}), torch.from_numpy(known).float()
+            )
         Image.fromarray(0 * known).save(tmp_path / "dark.png")
         with pytest.raises(ValueError, match="dark everywhere"):
             Inpainting(mask=str(tmp_path / "dark.png"))

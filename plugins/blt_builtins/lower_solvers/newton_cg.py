@@ -72,7 +72,7 @@ class NewtonCG(LowerSolver):
         """From zero, every iterate of CG is a descent direction; its recursive residual is accurate enough here."""
         progress = state.residual / torch.where(state.first > 0, state.first, 1.0)
         tol = progress.pow(self.forcing).clamp_max(0.5) * state.residual
-        limit = torch.full_like(tol, self.cg_limit, dtype=torch.long)
+        limit = torch.full((len(tol),), self.cg_limit)
         start = torch.zeros_like(state.x)
         method = ConjugateGradients("newton-cg")
         direction, _ = sweep(method, lower.linearize(state.x), -state.gradient, start, tol, limit)
