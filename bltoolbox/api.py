@@ -87,7 +87,7 @@ def run(
         if out is None:
             return experiment.run([*display, *listeners])
         directory = RunDirectory(out, ranks=ranks)
-        return run_in(directory, experiment, [*display, *listeners, ReportWriter(directory.path)])
+        return run_in(directory, experiment, [*display, *listeners, ReportWriter(directory.path, display)])
 
 
 def assemble(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.signatures import Signature
 
 GROUP = "bltoolbox"
+_FROM_FILE = "; to use one from a file, add --plugin FILE.py"
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -182,7 +183,9 @@ class Registry:
             raise UsageError(f"{name!r} is the name of more than one component; use {choices}")
         if not kinds:
             hint = did_you_mean(name, [other for _, other in self._components])
-            raise MissingError(f"{name!r} is not a registered component{hint} (blt list){self._broken()}")
+            raise MissingError(
+                f"{name!r} is not a registered component{hint or _FROM_FILE} (blt list){self._broken()}"
+            )
         return self.get(kinds[0], name)
 
     def warnings(self) -> list[str]:
@@ -203,9 +206,13 @@ class Registry:
         elsewhere = [other for other, offered in self._components if offered == name]
         same_kind = [offered for other, offered in self._components if other == kind]
         hint = f"; it is of kind {elsewhere[0]}" if elsewhere else did_you_mean(name, same_kind)
+<<<<<<< HEAD
         # A component that resembles none here is probably that of a plugin file.
         remedy = "" if hint else "; if it comes from a plugin file, add --plugin FILE.py"
         return f"{name!r} is not a registered {kind}{hint} (blt list {kind}){remedy}{self._broken()}"
+=======
+        return f"{name!r} is not a registered {kind}{hint or _FROM_FILE} (blt list {kind}){self._broken()}"
+>>>>>>> main
 
     def _broken(self) -> str:
         names = [repr(plugin.name) for plugin in self._plugins if plugin.status == "broken"]
