@@ -206,13 +206,7 @@ class Registry:
         elsewhere = [other for other, offered in self._components if offered == name]
         same_kind = [offered for other, offered in self._components if other == kind]
         hint = f"; it is of kind {elsewhere[0]}" if elsewhere else did_you_mean(name, same_kind)
-<<<<<<< HEAD
-        # A component that resembles none here is probably that of a plugin file.
-        remedy = "" if hint else "; if it comes from a plugin file, add --plugin FILE.py"
-        return f"{name!r} is not a registered {kind}{hint} (blt list {kind}){remedy}{self._broken()}"
-=======
         return f"{name!r} is not a registered {kind}{hint or _FROM_FILE} (blt list {kind}){self._broken()}"
->>>>>>> main
 
     def _broken(self) -> str:
         names = [repr(plugin.name) for plugin in self._plugins if plugin.status == "broken"]

@@ -148,11 +148,7 @@ def _compare(
         return
     expected = _alike(other.colours, colours.shape[2])
     if expected.shape != colours.shape:
-<<<<<<< HEAD
-        sizes = ["×".join(map(str, one.shape[1::-1])) for one in (expected, colours)]
-=======
-        sizes = ["×".join(map(str, image.shape[:2])) for image in (expected, colours)]
->>>>>>> main
+        sizes = ["×".join(map(str, image.shape[1::-1])) for image in (expected, colours)]
         outcome.error = f"{path} cannot be compared: it is {sizes[0]} and the result {sizes[1]}"
         return
     for metric in metrics:

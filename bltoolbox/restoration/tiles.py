@@ -81,31 +81,6 @@ class Report:
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
-=======
-class _Tile:
-    """A part of the picture: what is looked at, and of that what is kept."""
-
-    rows: slice
-    columns: slice
-    core_rows: slice
-    core_columns: slice
-
-    def times(self, scale: int) -> _Tile:
-        """The same part of a picture that is larger."""
-        parts = (self.rows, self.columns, self.core_rows, self.core_columns)
-        return _Tile(*(slice(scale * span.start, scale * span.stop) for span in parts))
-
-    def inner(self, result: NDArray[Any]) -> NDArray[Any]:
-        """What is kept, and one row and column beyond it where the tile has them."""
-        top, left = self.core_rows.start - self.rows.start, self.core_columns.start - self.columns.start
-        height = self.core_rows.stop - self.core_rows.start
-        width = self.core_columns.stop - self.core_columns.start
-        return result[top : top + height + 1, left : left + width + 1]
-
-
-@dataclass(frozen=True)
->>>>>>> main
 class _Cut:
     """A restored picture, and how it was cut: as a whole, unless said otherwise."""
 
@@ -346,140 +321,10 @@ class Restorer:
             yield "colour picture, gray model: each channel restored separately"
 
 
-<<<<<<< HEAD
 def _share(progress: Progress, count: int, tiles: int) -> Callable[[float], None]:
     """Reports a part of one of several tiles."""
     phase = _RESTORING if tiles == 1 else f"tile {count + 1} of {tiles}"
     return lambda part: progress((count + part) / tiles, phase)
-=======
-class _Solver:
-    """One noise level: a tile in [0, 1] to a restored one. Counts what happens."""
-
-    def __init__(self, restorer: Restorer, problem: Variational, around: Geometry | None) -> None:
-        self.restorer = restorer
-        self.problem = problem
-        self.around = around
-        self.at: dict[tuple[int, ...], VariationalAt] = {}
-        self.iterations = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what went wrong before; it counts as work all the same."""
-        self.unfinished = 0
-        self.status: Status | None = None
-
-    def __call__(self, tile: NDArray[Any], operator: Operator | None = None) -> NDArray[Any]:
-        """``operator`` is that of the tile, where it is another one than that of the picture."""
-        height, width, planes = tile.shape
-        channels, around = self.restorer.channels, self.around
-        # What differs from place to place cannot be mirrored along.
-        fixed = around is None or around.positional
-        tile, (top, left) = _padded(tile, 1 if fixed else self.restorer.side)
-        reference = next(iter(self.restorer.model.theta.values()))
-        y = torch.from_numpy(tile).permute(2, 0, 1).to(reference)
-        # Samples and channels: the channels of one image, each an image of its own, or the same in all of them.
-        y = y.unsqueeze(1) if channels == 1 else y.expand(channels, -1, -1).unsqueeze(0)
-        if sentence := self.problem.data_term.check_measurements(y):
-            raise BltError(sentence)
-        x = self.solve(y, operator)
-        x = x[:, 0] if channels == 1 else x[0]
-        x = x.mean(0, keepdim=True) if planes < channels else x
-        if around is not None:
-            scale, (rows, columns) = around.scale, around.margin
-            top, left = scale * top + rows // 2, scale * left + columns // 2
-            x = x[:, top : top + scale * height, left : left + scale * width]
-        return np.ascontiguousarray(x.permute(1, 2, 0).cpu().numpy())
-
-    def solve(self, y: Tensor, operator: Operator | None = None) -> Tensor:
-        """The minimisers for measurements B×C×H×W."""
-        model = self.restorer.model
-        problem = self.problem if operator is None else replace(self.problem, operator=operator)
-        try:
-            shape = problem.image_shape(model.theta, y)
-            if (sentence := model.check_size(shape)) is not None:
-                raise BltError(sentence)
-            at = problem.at(model.theta, shape)
-            if operator is None:
-                at = self.at.setdefault(shape, at)
-            tol = self.restorer.tol * math.sqrt(math.prod(shape))
-            lower = at.on(y)
-            solution = solve_cold(model.solver, lower, tol, model.recipe.iteration_limit)
-        except ValueError as error:
-            raise BltError(str(error)) from error
-        self.iterations += int(solution.iterations.sum())
-        late = [status for status in solution.status if status is not Status.CONVERGED]
-        self.unfinished += bool(late)
-        self.status = late[0] if late else self.status
-        return lower.view(solution.x)
-
-    def notes(self, tiles: int) -> Iterator[str]:
-        if self.status is not None:
-            of = f" in {self.unfinished} of {tiles} tiles" if tiles > 1 else ""
-            yield f"less accurate than requested{of}: {self.status.value}"
-
-
-class _Seams:
-    """The row and the column just beyond each tile, kept until the neighbour has restored them, too."""
-
-    def __init__(self, width: int, planes: int) -> None:
-        self.below = np.full((width, planes), np.nan, np.float32)
-        self.right: NDArray[Any] | None = None
-        self.largest = 0.0
-
-    def compare(self, tile: _Tile, inner: NDArray[Any]) -> NDArray[Any]:
-        """Look at the borders that the tile shares with earlier ones; what is kept of it."""
-        height = tile.core_rows.stop - tile.core_rows.start
-        width = tile.core_columns.stop - tile.core_columns.start
-        kept = inner[:height, :width]
-        if tile.core_rows.start > 0:
-            self._see(kept[0] - self.below[tile.core_columns])
-        if tile.core_columns.start > 0 and self.right is not None:
-            self._see(kept[:, 0] - self.right)
-        self.right = inner[:height, width].copy() if inner.shape[1] > width else None
-        if inner.shape[0] > height:
-            self.below[tile.core_columns] = inner[height, :width]
-        return kept
-
-    def _see(self, difference: NDArray[Any]) -> None:
-        self.largest = max(self.largest, float(np.abs(difference).max()))
-
-
-def _seam_notes(seam: float) -> Iterator[str]:
-    if seam > _VISIBLE:
-        yield (
-            f"neighbouring tiles differ by up to {255 * seam:.1f}/255 where they meet;"
-            " use a smaller tolerance or larger tiles"
-        )
-
-
-def _tiles(height: int, width: int, side: int, overlap: int, least: int) -> Iterator[_Tile]:
-    """Tiles from the top left to the bottom right; at least ``least`` rows and columns are kept of each."""
-    for rows, core_rows in _intervals(height, side, overlap, least):
-        for columns, core_columns in _intervals(width, side, overlap, least):
-            yield _Tile(rows, columns, core_rows, core_columns)
-
-
-def _intervals(length: int, side: int, overlap: int, least: int) -> Iterator[tuple[slice, slice]]:
-    if length <= side:
-        yield slice(0, length), slice(0, length)
-        return
-    core = max(least, side - 2 * overlap)
-    count = -(-length // core)
-    core = -(-length // count)  # as even as possible, so that the last one is not a sliver
-    for first in range(0, length, core):
-        last = min(first + core, length)
-        yield slice(max(0, first - overlap), min(length, last + overlap)), slice(first, last)
-
-
-def _padded(tile: NDArray[Any], side: int) -> tuple[NDArray[Any], tuple[int, int]]:
-    """The tile mirrored at its borders until it has the smallest side, and where it lies in that."""
-    missing = [max(0, side - length) for length in tile.shape[:2]]
-    if not any(missing):
-        return tile, (0, 0)
-    before = [count // 2 for count in missing]
-    widths = [(first, count - first) for first, count in zip(before, missing, strict=True)]
-    return np.pad(tile, [*widths, (0, 0)], mode="symmetric"), (before[0], before[1])
->>>>>>> main
 
 
 def _to_unit(values: NDArray[Any]) -> NDArray[Any]:

@@ -176,11 +176,7 @@ def test_blt_plugins_restricts(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "sampler",
             "zzz",
-<<<<<<< HEAD
-            r"'zzz' is not a registered sampler \(blt list sampler\); .* add --plugin FILE.py$",
-=======
             r"'zzz' is not a registered sampler; .* add --plugin FILE.py \(blt list sampler\)$",
->>>>>>> main
         ),
     ],
 )
