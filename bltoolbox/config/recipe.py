@@ -206,6 +206,8 @@ def read_recipe(path: Path, *, follow: bool = True) -> str:
         with open_file(path, follow=follow) as stream:
             raw = stream.read(RECIPE.most + 1)
     except FileRefused as error:
+        if not follow:  # a flaw of the run directory, not of the command
+            raise
         raise UsageError(f"recipe {error}") from error
     except OSError as error:
         raise UsageError(f"recipe {file} cannot be read: {error.strerror or error}") from error
