@@ -145,9 +145,9 @@ class _Bench:
         method, system = ConjugateGradients("the reference"), lower.linearize(solution.x)
         q, _, _ = solve_linear(method, system, rhs, torch.zeros_like(rhs), tolerance, 10_000)
         weights = torch.full_like(lower.mu, 1 / len(self.batch.ids))
-        z = {name: -part for name, part in lower.mixed(solution.x, q, weights).items()}
-        for name, part in upper.theta_gradient(solution.x, weights).items():
-            z[name] = z[name] + part
+        z = {name: -entry for name, entry in lower.mixed(solution.x, q, weights).items()}
+        for name, entry in upper.theta_gradient(solution.x, weights).items():
+            z[name] = z[name] + entry
         return self.source.problem.project_gradient(z)
 
     def measure(self, block: Block, rung: _Rung) -> Point:
@@ -167,7 +167,7 @@ class _Bench:
 
     def error(self, z: Theta) -> float:
         size = max(theta_norm(self.exact.values()), 1e-300)
-        return theta_norm(z[name] - part for name, part in self.exact.items()) / size
+        return theta_norm(z[name] - entry for name, entry in self.exact.items()) / size
 
 
 def _cost(cost: Cost) -> float:
@@ -181,7 +181,9 @@ def compare_estimators(
 ) -> Iterator[EstimatorComparison]:
     """The comparison after each component; all that are registered if no ``blocks`` are given."""
     if blocks is None:
-        blocks = [Block("hypergradient", one.name) for one in registry.components("hypergradient")]
+        blocks = [
+            Block("hypergradient", component.name) for component in registry.components("hypergradient")
+        ]
     bench, curves = _Bench(recipe, registry, tasks), []
     for block in blocks:
         curves.append(_curve(bench, block))
@@ -220,6 +222,6 @@ def _rungs(cls: type[HypergradientEstimator], block: Block) -> Iterator[_Rung]:
     for k in range(len(limit)):
         options = limit.options_at(k)
         calls = limit.calls[k] if limit.calls else _CALLS[min(k, len(_CALLS) - 1)] if cls.moves_x else 1
-        words = [f"{name} {value}" for name, value in options.items()]
-        words += [f"{calls} calls"] if calls > 1 else []
-        yield _Rung(", ".join(words), options, LADDER[-1], calls, draws)
+        phrases = [f"{name} {value}" for name, value in options.items()]
+        phrases += [f"{calls} calls"] if calls > 1 else []
+        yield _Rung(", ".join(phrases), options, LADDER[-1], calls, draws)
