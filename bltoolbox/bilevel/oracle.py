@@ -160,7 +160,8 @@ class BilevelOracle:
             ids = [batch.ids[place] for place in places]
             lower, upper = at.on(ids)
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
-            start = self.solutions.get(ids, lower.start())
+            cold = lower.start() if self.solutions.has_all(ids) else lower.estimate()
+            start = self.solutions.get(ids, cold)
             kept = self.kept(theta)[1].get(ids)
             yield Chunk(ids, places, weights.to(start.device) / len(self.tasks), lower, upper, start, kept)
 
