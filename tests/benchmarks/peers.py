@@ -90,7 +90,10 @@ class Peers:
 
     def oracle(self, solver: str, dtype: torch.dtype = torch.float32) -> BilevelOracle:
         images = self.images.to(dtype)
-        return make_oracle(images, self.foe, SOLVERS[solver](), CGIFT(), Identity(), noise=NOISE, dtype=dtype)
+        method = SOLVERS[solver]()
+        return make_oracle(
+            images, self.foe, method, CGIFT(), Identity(), noise=NOISE, dtype=dtype, estimates=True
+        )
 
     def exact(self, theta: Theta) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """z, x and q in float64."""
