@@ -104,7 +104,14 @@ class Bench:
 
     def new_oracle(self, solver: LowerSolver) -> BilevelOracle:
         return make_oracle(
-            self.images, self.foe, solver, CGIFT(), operator=Identity(), noise=NOISE, dtype=torch.float32
+            self.images,
+            self.foe,
+            solver,
+            CGIFT(),
+            operator=Identity(),
+            noise=NOISE,
+            dtype=torch.float32,
+            estimates=True,
         )
 
     def report(self, what: str, ours: float, theirs: float, agree: float) -> None:
@@ -200,7 +207,14 @@ class Bench:
         foe, tol = FieldOfExperts(), 0.5
         start = {name: value.float() for name, value in foe.init_params((3, 8, 8), torch.Generator()).items()}
         samples = make_oracle(
-            train, foe, MemoryGradient(), CGIFT(), operator=Identity(), noise=NOISE, dtype=torch.float32
+            train,
+            foe,
+            MemoryGradient(),
+            CGIFT(),
+            operator=Identity(),
+            noise=NOISE,
+            dtype=torch.float32,
+            estimates=True,
         )
 
         def ours(theta: Theta, ids: range) -> dict[str, Tensor]:
