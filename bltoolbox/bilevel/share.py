@@ -62,11 +62,13 @@ class Share:
         rows: dict[str, Tensor] = {}
         away = {sample for ids in self.guests.values() for sample in ids}
         for name, like in likes.items():
-            found = {sample: row for ids, part in trial for sample, row in zip(ids, part[name], strict=True)}
+            by_sample = {
+                sample: row for ids, values in trial for sample, row in zip(ids, values[name], strict=True)
+            }
             store = Store(0, ranks)
-            store.guests = {sample: found[sample] for sample in away}
+            store.guests = {sample: by_sample[sample] for sample in away}
             home = _move(ranks, store, like, self.guests, self.lent)
-            kept = {sample: row for sample, row in found.items() if sample not in away} | home
+            kept = {sample: row for sample, row in by_sample.items() if sample not in away} | home
             samples = list(kept)
             if kept:
                 rows[name] = torch.stack([row.to(like) for row in kept.values()])
@@ -124,14 +126,17 @@ def _move(
 ) -> dict[int, Tensor]:
     """Send the rows of ``away``, and return those of ``here`` that came."""
     out = {rank: store.lend(samples, like) for rank, samples in away.items()}
-    known = {rank: torch.zeros(len(samples), dtype=torch.uint8) for rank, samples in here.items()}
-    ranks.exchange({rank: flags for rank, (flags, _) in out.items()}, known)
+    present = {rank: torch.zeros(len(samples), dtype=torch.uint8) for rank, samples in here.items()}
+    ranks.exchange({rank: flags for rank, (flags, _) in out.items()}, present)
     rows = {
         rank: torch.empty((len(samples), *like.shape[1:]), dtype=like.dtype)
         for rank, samples in here.items()
-        if bool(known[rank].any())
+        if bool(present[rank].any())
     }
-    ranks.exchange({rank: part for rank, (flags, part) in out.items() if bool(flags.any())}, rows)
+    ranks.exchange({rank: values for rank, (flags, values) in out.items() if bool(flags.any())}, rows)
     return {
-        sample: rows[rank][k] for rank in rows for k, sample in enumerate(here[rank]) if bool(known[rank][k])
+        sample: rows[rank][k]
+        for rank in rows
+        for k, sample in enumerate(here[rank])
+        if bool(present[rank][k])
     }

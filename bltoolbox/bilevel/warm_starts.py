@@ -42,9 +42,9 @@ class Store:
         #: Two slots per sample: row i is ``rows[slot[i]·count + i]``.
         self.rows: Tensor | None = None
         self.slot = torch.zeros(self.count, dtype=torch.long)
-        self.known = torch.zeros(self.count, dtype=torch.bool)
+        self.present = torch.zeros(self.count, dtype=torch.bool)
         self._dirty = torch.zeros(self.count, dtype=torch.bool)
-        #: What ``slot``, ``known`` and ``_dirty`` were before the transaction, and what it has written.
+        #: What ``slot``, ``present`` and ``_dirty`` were before the transaction, and what it has written.
         self._before: tuple[Tensor, Tensor, Tensor] | None = None
         self._written = torch.zeros(self.count, dtype=torch.bool)
         self._arriving: list[tuple[Tensor, Arrival]] = []
@@ -60,13 +60,13 @@ class Store:
         if self.guests:
             return self._get_with_guests(samples, cold)
         index = self._index(samples)
-        known = self.known[index]
-        if self.rows is None or not known.any():
+        present = self.present[index]
+        if self.rows is None or not present.any():
             return cold
         rows = to_device(self._read(index), cold)
-        if known.all():
+        if present.all():
             return rows
-        return torch.where(known.to(cold.device).view(-1, *(1,) * (cold.ndim - 1)), rows, cold)
+        return torch.where(present.to(cold.device).view(-1, *(1,) * (cold.ndim - 1)), rows, cold)
 
     def has_any(self, samples: Sequence[int]) -> bool:
         """Whether there is a row of any of ``samples``."""
@@ -75,7 +75,7 @@ class Store:
                 (self.guests[sample] if sample in self.guests else self._row(sample)) is not None
                 for sample in samples
             )
-        return bool(self.known[self._index(samples)].any())
+        return bool(self.present[self._index(samples)].any())
 
     def has_all(self, samples: Sequence[int]) -> bool:
         """Whether there is a row of each of ``samples``."""
@@ -102,7 +102,7 @@ class Store:
             self._written[index] = True
         self._arrive()
         self._arriving.append((self._place(index), to_host(rows.detach())))
-        self.known[index] = True
+        self.present[index] = True
         self._dirty[index] = True
         if self._lands_at_once(rows):
             self._arrive()
@@ -110,18 +110,18 @@ class Store:
     def lend(self, samples: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
         """Which of ``samples`` (own or guests) have a row, and the rows, zero elsewhere: one per sample, as
         ``like``."""
-        known = torch.zeros(len(samples), dtype=torch.uint8)
+        present = torch.zeros(len(samples), dtype=torch.uint8)
         rows = torch.zeros((len(samples), *like.shape[1:]), dtype=like.dtype)
         for k, sample in enumerate(samples):
             row = self.guests[sample] if sample in self.guests else self._row(sample)
             if row is not None:
-                known[k] = 1
+                present[k] = 1
                 rows[k] = row.to(rows)
-        return known, rows
+        return present, rows
 
     def begin(self) -> None:
         """From now on changes take effect only with ``commit``."""
-        self._before = self.slot.clone(), self.known.clone(), self._dirty.clone()
+        self._before = self.slot.clone(), self.present.clone(), self._dirty.clone()
 
     def commit(self) -> None:
         """Make what was written since ``begin`` valid."""
@@ -132,7 +132,7 @@ class Store:
         """Discard what was written since ``begin``."""
         if self._before is not None:
             self._arrive()
-            self.slot, self.known, self._dirty = self._before
+            self.slot, self.present, self._dirty = self._before
         self.commit()
 
     def undo(self) -> None:
@@ -146,7 +146,7 @@ class Store:
 
     def everything(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and rows of all that is known, a part at a time."""
-        return self._parts(self.known)
+        return self._parts(self.present)
 
     @property
     def changes(self) -> int:
@@ -205,23 +205,23 @@ class Store:
 
     def _row(self, sample: int) -> Tensor | None:
         index = torch.tensor([sample // self.ranks.size])
-        return self._read(index)[0] if self.rows is not None and self.known[index[0]] else None
+        return self._read(index)[0] if self.rows is not None and self.present[index[0]] else None
 
     def _get_with_guests(self, samples: Sequence[int], cold: Tensor) -> Tensor:
-        found = cold.clone()
+        rows = cold.clone()
         for k, sample in enumerate(samples):
             row = self.guests[sample] if sample in self.guests else self._row(sample)
             if row is not None:
-                found[k] = row.to(cold)
-        return found
+                rows[k] = row.to(cold)
+        return rows
 
     def _parts(self, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         index = torch.nonzero(mask).flatten()
         if self.rows is None or not len(index):
             return
         row = self.rows[0].numel() * self.rows.element_size()
-        for part in index.split(max(1, MAPPED // (2 * row))):
-            yield part * self.ranks.size + self.ranks.rank, self._read(part).contiguous()
+        for places in index.split(max(1, MAPPED // (2 * row))):
+            yield places * self.ranks.size + self.ranks.rank, self._read(places).contiguous()
 
 
 class Stores(dict[str, Store]):

@@ -98,8 +98,8 @@ def _restored(
 ) -> tuple[NDArray[Any], list[Report]]:
     colours = picture.colours
     if picture.kind != "cmyk" or restorer.channels == 1:
-        found, report = restorer.run(colours, noise, progress)
-        return found, [report]
+        restored, report = restorer.run(colours, noise, progress)
+        return restored, [report]
     # Three inks are an image in three colours, and black is one in gray; so inks are never mixed.
     inks, report = restorer.run(np.ascontiguousarray(colours[..., :3]), noise, progress)
     black = np.ascontiguousarray(colours[..., 3:])
@@ -135,13 +135,13 @@ def _compare(
         return
     expected = _alike(other.colours, colours.shape[2])
     if expected.shape != colours.shape:
-        sizes = ["×".join(map(str, one.shape[:2])) for one in (expected, colours)]
+        sizes = ["×".join(map(str, image.shape[:2])) for image in (expected, colours)]
         outcome.error = f"{path} cannot be compared: it is {sizes[0]} and the result {sizes[1]}"
         return
     for metric in metrics:
         if picture.colours.shape == expected.shape:
-            outcome.before[metric.name] = _known(metric.of(picture.colours, expected, UNIT))
-        outcome.after[metric.name] = _known(metric.of(colours, expected, UNIT))
+            outcome.before[metric.name] = _finite_or_none(metric.of(picture.colours, expected, UNIT))
+        outcome.after[metric.name] = _finite_or_none(metric.of(colours, expected, UNIT))
 
 
 def _alike(truth: NDArray[Any], channels: int) -> NDArray[Any]:
@@ -154,5 +154,5 @@ def _alike(truth: NDArray[Any], channels: int) -> NDArray[Any]:
     return (truth @ np.array(LUMA) / top)[..., None]
 
 
-def _known(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return None if math.isnan(value) else value

@@ -209,10 +209,10 @@ class Samples:
             return self._split(ids[place], y, row)
 
         made = dict(zip(missing, self._each(measure, list(enumerate(missing))), strict=True))
-        found = [made[place] if place in made else self._kept[i] for place, i in enumerate(ids)]
+        measurements = [made[place] if place in made else self._kept[i] for place, i in enumerate(ids)]
         for place, measurement in made.items():
             self._keep(ids[place], measurement)
-        return found
+        return measurements
 
     def _each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         return map(work, items) if self.pool is None else self.pool.map(work, items)
@@ -237,16 +237,16 @@ class Samples:
         if self.splits:
             assert self.loss is not None
             level = None if self.noise is None else self.noise.level
-            part, held_back = self.loss.split(y, level, keyed_generator("split", self.stream, self.seed, i))
+            used, held_back = self.loss.split(y, level, keyed_generator("split", self.stream, self.seed, i))
             exact = converted(context, torch.float64)
             target = None if held_back is None else self._where_measured(held_back, y, exact)
-            y = self._where_measured(part, y, exact)
+            y = self._where_measured(used, y, exact)
         if self.check is not None and (sentence := self.check(y.unsqueeze(0))) is not None:
             raise BltError(f"measurement {self.data.label(i)}: {sentence}")
         return y.to(self.dtype), None if target is None else target.to(self.dtype)
 
     def _keep(self, i: int, measurement: Measured) -> None:
-        size = sum(part.nbytes for part in measurement if part is not None)
+        size = sum(tensor.nbytes for tensor in measurement if tensor is not None)
         if self._kept_bytes + size <= self._most_kept and i not in self._kept:
             self._kept[i] = measurement
             self._kept_bytes += size

@@ -57,15 +57,15 @@ class Model(Trained):
     def learned(self) -> str:
         """What was learned: ``82 parameters of foe and 64 of sampled-least-squares``."""
         counts = {}
-        for role in self.problem.parts:
+        for role in self.problem.components:
             size = sum(value.numel() for value in split(self.theta, role).values())
             if size and role not in self.problem.frozen:
                 counts[getattr(self.recipe, role).name] = size
-        words = [
+        sizes = [
             f"{size:,}{' parameters' * (not number)} of {name}"
             for number, (name, size) in enumerate(counts.items())
         ]
-        return listed(words, "and")
+        return listed(sizes, "and")
 
     def __repr__(self) -> str:
         names = self.recipe.regularizer.name, self.recipe.operator.name

@@ -42,11 +42,11 @@ def parse_noise(given: str | float | None) -> float | str | None:
     """A standard deviation for images in [0, 1] from 25/255, 0.1 or 25 (of 255, as it is above 1); or auto."""
     if given is None or given == "auto":
         return given
-    found = re.fullmatch(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER}))?\s*", str(given))
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER}))?\s*", str(given))
     # 1e999 is a number to the pattern and infinite to Python.
-    divisor = float(found[2] or 1) if found else 0.0
-    value = float(found[1]) / divisor if found and divisor else math.nan
-    if found and not found[2] and value > 1:
+    divisor = float(match[2] or 1) if match else 0.0
+    value = float(match[1]) / divisor if match and divisor else math.nan
+    if match and not match[2] and value > 1:
         value /= 255
     if not 0 < value <= 1:
         raise UsageError(f"noise {given!s} is not a noise level; write e.g. 25/255, 0.1, 25 (of 255) or auto")
@@ -72,13 +72,13 @@ def estimate_noise(image: NDArray[Any]) -> float:
     """
     image = image[..., None] if image.ndim == 2 else image
     levels = [_channel(image[..., c]) for c in range(image.shape[2])]
-    found = math.sqrt(sum(level**2 for level in levels) / len(levels))
-    if found > LARGEST:
+    overall = math.sqrt(sum(level**2 for level in levels) / len(levels))
+    if overall > LARGEST:
         raise ValueError(
-            f"the finest details are as strong as noise of {show_noise(found)} would be, so they are not noise;"
+            f"the finest details are as strong as noise of {show_noise(overall)} would be, so they are not noise;"
             " give the noise level"
         )
-    return max(FLOOR, found)
+    return max(FLOOR, overall)
 
 
 def _channel(plane: NDArray[Any]) -> float:

@@ -94,7 +94,7 @@ class _Tile:
     def times(self, scale: int) -> _Tile:
         """The same part of a picture that is larger."""
         parts = (self.rows, self.columns, self.core_rows, self.core_columns)
-        return _Tile(*(slice(scale * part.start, scale * part.stop) for part in parts))
+        return _Tile(*(slice(scale * span.start, scale * span.stop) for span in parts))
 
     def inner(self, result: NDArray[Any]) -> NDArray[Any]:
         """What is kept, and one row and column beyond it where the tile has them."""
@@ -233,16 +233,16 @@ class Restorer:
             candidates.insert(0, copy.copy(operator))
             candidates[0].boundary = "symmetric"  # type: ignore[attr-defined]
         for candidate in candidates:
-            found = replace(problem, operator=candidate)
-            smallest = smallest_side(found, self.channels)
+            local = replace(problem, operator=candidate)
+            smallest = smallest_side(local, self.channels)
             if smallest is None:
                 continue
-            if depends_on_size(found, self.channels, smallest):
+            if depends_on_size(local, self.channels, smallest):
                 return problem, 1, None
-            around = geometry(found, self.model.theta, self.channels, smallest)
+            around = geometry(local, self.model.theta, self.channels, smallest)
             if around is not None or candidate is operator:
-                self._refuse_other_measurements(found, smallest)
-                return found, smallest, around
+                self._refuse_other_measurements(local, smallest)
+                return local, smallest, around
         return problem, 1, None  # of one size only: its own sentence says which when a picture does not fit
 
     def _refuse_context(self, operator: Operator) -> None:
@@ -368,14 +368,14 @@ class _Solver:
                 at = self.at.setdefault(shape, at)
             tol = self.restorer.tol * math.sqrt(math.prod(shape))
             lower = at.on(y)
-            found = solve_cold(model.solver, lower, tol, model.recipe.iteration_limit)
+            solution = solve_cold(model.solver, lower, tol, model.recipe.iteration_limit)
         except ValueError as error:
             raise BltError(str(error)) from error
-        self.iterations += int(found.iterations.sum())
-        late = [status for status in found.status if status is not Status.CONVERGED]
+        self.iterations += int(solution.iterations.sum())
+        late = [status for status in solution.status if status is not Status.CONVERGED]
         self.unfinished += bool(late)
         self.status = late[0] if late else self.status
-        return lower.view(found.x)
+        return lower.view(solution.x)
 
     def notes(self, tiles: int) -> Iterator[str]:
         if self.status is not None:

@@ -168,7 +168,7 @@ def check_partners(recipe: Recipe, registry: Registry) -> None:
     """Checked when a recipe is loaded; recipes built in Python are checked here."""
     misfits = find_misfits(vars(recipe), registry)
     if misfits:
-        raise RecipeError([recipe.problem_at(one.section, one.message) for one in misfits])
+        raise RecipeError([recipe.problem_at(misfit.section, misfit.message) for misfit in misfits])
 
 
 def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:

@@ -120,9 +120,9 @@ def _refuse_other_images(path: Path, experiment: Experiment) -> None:
     of_images = experiment.recipe.of_images
     noun, same = ("images", "some have other names") if of_images else ("tasks", "their data have changed")
     for name, (count, digest) in now.items():
-        known = before.get(name)
-        if isinstance(known, list) and len(known) == 2 and known != [count, digest]:
-            was = known[0]
+        recorded = before.get(name)
+        if isinstance(recorded, list) and len(recorded) == 2 and recorded != [count, digest]:
+            was = recorded[0]
             change = f"there were {was}, now there are {count}" if was != count else same
             raise BltError(
                 f"the {name} {noun} are not those {path} was started with: {change}; restore them,"

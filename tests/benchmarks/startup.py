@@ -2,8 +2,8 @@
 
     python tests/benchmarks/startup.py [REPEATS]
 
-Wall clock says little on a busy machine. Processor time is spent by the command alone, and its minimum over runs in turns is
-the time without interruptions. The first run of each command, which fills caches, is not counted.
+Wall clock says little on a busy machine. Processor time is spent by the command alone, and its minimum over runs in
+turns is the time without interruptions. The first run of each command, which fills caches, is not counted.
 """
 
 from __future__ import annotations

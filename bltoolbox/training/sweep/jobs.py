@@ -64,7 +64,7 @@ class Jobs:
     def __init__(self, sweep: Sweep, count: int, plugins: Sequence[Path], watcher: Watcher) -> None:
         self.sweep = sweep
         self.count = count
-        self.plugins = [word for file in plugins for word in ("--plugin", str(file))]
+        self.plugins = [argument for file in plugins for argument in ("--plugin", str(file))]
         self.watcher = watcher
         self.waiting = [planned for planned in sweep.cells if planned.state is State.WAITING]
         self.running = [_Job(planned, None) for planned in sweep.cells if planned.state is State.RUNNING]

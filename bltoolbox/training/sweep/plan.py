@@ -98,7 +98,7 @@ def plan(source: str, grid: Grid, registry: Registry) -> Plan:
     from bltoolbox.config.recipe import load_recipe
 
     planned: list[Planned] = []
-    known: dict[str, str] = {}
+    names: dict[str, str] = {}
     wrong: dict[str, list[str]] = {}
     codes: list[int] = []
     recipe: Recipe | None = None
@@ -115,9 +115,9 @@ def plan(source: str, grid: Grid, registry: Registry) -> Plan:
                 wrong.setdefault(line, []).append(cell.name)
             continue
         same = json.dumps(recipe.to_dict(), sort_keys=True)
-        if same in known:
-            raise UsageError(f"the cells {known[same]} and {cell.name} are the same run; leave one out")
-        known[same] = cell.name
+        if same in names:
+            raise UsageError(f"the cells {names[same]} and {cell.name} are the same run; leave one out")
+        names[same] = cell.name
         planned.append(Planned(cell, recipe.to_dict()))
     if wrong:
         raise _Invalid(wrong, len(cells), 3 if 3 in codes else codes[0])

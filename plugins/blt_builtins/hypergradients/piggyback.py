@@ -80,8 +80,8 @@ class Piggyback(HypergradientEstimator):
                 f" up to {worst:.2g}; raise hypergradient.iteration_limit or loosen the tolerance"
             )
         gradient = adjoint_gradient(ask.lower, adjoint, ask.weights)
-        for name, part in ask.upper.theta_gradient(state.x, ask.weights).items():
-            gradient[name] = gradient[name] + part
+        for name, entry in ask.upper.theta_gradient(state.x, ask.weights).items():
+            gradient[name] = gradient[name] + entry
         blocks = two("P", adjoint.blocks("P")) | two("dual", state.blocks("dual"))
-        memory = {"X": adjoint.X} | {name: part for name, part in blocks.items() if part is not None}
+        memory = {"X": adjoint.X} | {name: entry for name, entry in blocks.items() if entry is not None}
         return Estimate(gradient, adjoint.residual, counts + more, memory=memory)

@@ -114,8 +114,8 @@ def _columns(bank: Bank, responses: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_j ‖a_j C_jᵀu_j‖² and ‖Σ_j a_j C_jᵀu_j‖² of each sample."""
     squares, total = torch.zeros_like(x[:, 0, 0, 0]), torch.zeros_like(x)
     for j, weight in enumerate(bank.weights):
-        part = FilterBank(bank.kernels[j : j + 1] * weight, bank.boundary)
-        column = part.adjoint(responses[:, j : j + 1].contiguous(), x.shape[1:])
+        single = FilterBank(bank.kernels[j : j + 1] * weight, bank.boundary)
+        column = single.adjoint(responses[:, j : j + 1].contiguous(), x.shape[1:])
         squares = squares + norm(column).square()
         total = total + column
     return squares, norm(total).square()
