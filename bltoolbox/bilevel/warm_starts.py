@@ -81,7 +81,7 @@ class Store:
         """Whether there is a row of each of ``samples``."""
         if self.guests:
             return all(self.has_any([sample]) for sample in samples)
-        return bool(self.known[self._index(samples)].all())
+        return bool(self.present[self._index(samples)].all())
 
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""
