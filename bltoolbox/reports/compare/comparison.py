@@ -1,7 +1,7 @@
 """Several runs side by side, without torch: groups of seeds, what distinguishes them, and their quality over time.
 
-Runs whose resolved recipes differ only in ``seed``, or in budget and checks, form one group. Its curves are resampled
-on a common axis, where they have a mean and a range.
+Runs whose resolved recipes differ only in ``seed``, in the seed of a problem's data, or in budget and checks, form one
+group. Its curves are resampled on a common axis, where they have a mean and a range.
 """
 
 from __future__ import annotations
@@ -149,12 +149,15 @@ def _groups(runs: Sequence[RunHistory], given: Mapping[Path, str]) -> list[Group
 
 
 def _essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe without its seed, and without the sections that decide how long and how closely a run is followed."""
+    """A recipe without its seeds, and without the sections that decide how long and how closely a run is followed."""
     rest = {key: value for key, value in recipe.items() if key not in ("seed", *_FOLLOWED, *IRRELEVANT)}
     if isinstance(checks := rest.get("validation"), Mapping):
         rest["validation"] = {
             key: value for key, value in checks.items() if key not in ("checks", "evaluation")
         }
+    problem = rest.get("problem")
+    if isinstance(problem, Mapping) and isinstance(data := problem.get("data"), Mapping):
+        rest["problem"] = {**problem, "data": {key: value for key, value in data.items() if key != "seed"}}
     return rest
 
 
