@@ -3,6 +3,7 @@
 # make lint   ruff and mypy
 # make bench  measure speed against published style and against the machine; a few minutes, $BLT_DATA is used if set
 # make docs   write the generated pages of docs/ from the code
+# make site   build the documentation as a site in build/site, from what is installed and without a network
 # make clean  remove the virtual environment and all caches
 #
 # PYTHON=/path/to/python chooses the interpreter (3.11 or newer); otherwise the first suitable one is taken.
@@ -16,11 +17,12 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 NEW_ENOUGH := import sys, venv; sys.exit(sys.version_info < (3, 11))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test bench lint format docs clean FORCE
+.PHONY: help run test bench lint format docs site clean FORCE
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -34,6 +36,8 @@ test: lint
 	@$(PY) -m pytest -q -n 2 --dist worksteal
 
 bench: $(STAMP)
+	@echo '== peers'
+	@$(PY) tests/benchmarks/peers.py
 	@echo '== speed'
 	@$(PY) tests/benchmarks/speed.py
 	@echo '== start-up'
@@ -56,6 +60,11 @@ format: $(STAMP)
 docs: $(STAMP)
 	@echo '== generating docs'
 	@$(PY) -m docs.generate docs
+
+site: $(DOCS_STAMP)
+	@echo '== mkdocs build --strict'
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo 'open build/site/index.html'
 
 clean:
 	@echo '== removing $(VENV) and caches'
@@ -83,3 +92,8 @@ $(STAMP): pyproject.toml
 	@echo '== installing bltoolbox and what it needs (the first time downloads PyTorch)'
 	@$(PY) -m pip install --quiet -e '.[test]'
 	@printf "%s\n" "$(CURDIR)" > $@
+
+$(DOCS_STAMP): $(STAMP)
+	@echo '== installing what builds the documentation'
+	@$(PY) -m pip install --quiet -e '.[docs]'
+	@touch $@

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class BltError(Exception):
@@ -38,6 +38,8 @@ class Problem:
     file: str = "<recipe>"
     line: int = 1
     column: int = 1
+    #: The line of text, for showing where the problem is.
+    source: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}: {self.message}"

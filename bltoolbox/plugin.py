@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.tasks import TensorTasks as TensorTasks
     from bltoolbox.bilevel.tensors import Constant as Constant
     from bltoolbox.bilevel.tensors import ConstantsByKey as ConstantsByKey
+    from bltoolbox.bilevel.tensors import digest_of as digest_of
     from bltoolbox.bilevel.tensors import dot as dot
     from bltoolbox.bilevel.tensors import expand as expand
     from bltoolbox.bilevel.tensors import keyed_generator as keyed_generator
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
     from bltoolbox.runs.files import write_text as write_text
     from bltoolbox.runs.locks import acquire as acquire
     from bltoolbox.runs.metric import Metric as Metric
+    from bltoolbox.runs.settings import flatten as flatten
     from bltoolbox.training.experiment import Experiment as Experiment
 
 #: Names by the module that defines them.
@@ -183,6 +185,7 @@ _HOME = {
     "bltoolbox.bilevel.tensors": (
         "Constant",
         "ConstantsByKey",
+        "digest_of",
         "dot",
         "expand",
         "keyed_generator",
@@ -239,6 +242,7 @@ _HOME = {
     "bltoolbox.runs.files": ("append_to", "make_folder", "open_regular", "write_text"),
     "bltoolbox.runs.locks": ("acquire",),
     "bltoolbox.runs.metric": ("Metric",),
+    "bltoolbox.runs.settings": ("flatten",),
     "bltoolbox.training.experiment": ("Experiment",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

@@ -155,5 +155,5 @@ def hessian(regularizer: Regularizer, theta: Theta, x: Tensor) -> Tensor:
 
 def kept(store: Store, ids: Sequence[int]) -> Tensor:
     """A copy of what a store holds for some samples, all of which it must know."""
-    assert store.rows is not None and store.known[list(ids)].all()
+    assert store.rows is not None and store.present[list(ids)].all()
     return store.get(ids, store.rows[: len(ids)]).clone()

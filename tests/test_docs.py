@@ -32,7 +32,7 @@ from docs.generate.markdown import prose, table
 from docs.generate.recipes import MINIMAL
 
 DOCS = ROOT / "docs"
-TEXTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+TEXTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 #: Components that are no method of anybody's.
@@ -54,7 +54,17 @@ def generated() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["components.md", "recipe-reference.md", "cli-reference.md", "plugin-api.md"]
+    "name",
+    [
+        "components.md",
+        "recipe-reference.md",
+        "cli-reference.md",
+        "plugin-api.md",
+        "api/python.md",
+        "api/plugin.md",
+        "api/testing.md",
+        "api/errors.md",
+    ],
 )
 def test_generated_pages_are_fresh(name: str) -> None:
     path = DOCS / name
@@ -113,7 +123,8 @@ def test_plugins_of_others_do_not_appear(install: Install, monkeypatch: pytest.M
 def test_the_command_writes_only_what_changed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "docs.generate", str(tmp_path / "docs")]
     first, second = (subprocess.run(command, text=True, capture_output=True, timeout=120) for _ in range(2))
-    assert {Path(line).name for line in first.stdout.splitlines()} == set(generated()), first.stderr
+    written = {Path(line).relative_to(tmp_path / "docs").as_posix() for line in first.stdout.splitlines()}
+    assert written == set(generated()), first.stderr
     assert second.stdout == ""
     for name, text in generated().items():
         assert (tmp_path / "docs" / name).read_text(encoding="utf-8") == text
@@ -323,7 +334,7 @@ def test_every_page_can_be_reached() -> None:
         seen.add(path)
         targets = re.findall(r"\]\(([^)#\s]+)", _prose(path))
         todo += [(path.parent / target).resolve() for target in targets if ":" not in target]
-    assert not set(DOCS.glob("*.md")) - seen, "pages that no link leads to from README.md"
+    assert not set(DOCS.rglob("*.md")) - seen, "pages that no link leads to from README.md"
 
 
 # Commands

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from environments import make_environment
+from PIL import Image
 
 import bltoolbox
 from bltoolbox.config.hooks import KINDS
@@ -71,8 +72,9 @@ def test_everything_works_from_a_wheel_outside_the_checkout(built: Path, tmp_pat
     here.mkdir()
     home = environment.run("-c", "import bltoolbox; print(bltoolbox.__file__)", cwd=here)
     assert str(tmp_path / "env") in home, "the checkout must be out of sight"
+    Image.new("RGB", (24, 16), "olive").save(here / "photo.jpg")
     tiny = ("budget={steps: 1}", "data.count=12", "sampler.size=2", "evaluation=", "validation.checks=1")
-    listed, recipes, cp, again, valid, shown, ran, new = environment.blt(
+    listed, recipes, cp, again, valid, shown, ran, new, applied = environment.blt(
         ("list", "--json"),
         ("recipes", "--json"),
         ("cp", "smoke"),
@@ -81,6 +83,7 @@ def test_everything_works_from_a_wheel_outside_the_checkout(built: Path, tmp_pat
         ("show", "agd"),
         ("run", "smoke", *tiny, "-q", "-o", "out"),
         ("new-plugin", "my-own"),
+        ("apply", "denoise-color", "photo.jpg"),
         cwd=here,
     )
     assert {one["kind"] for one in json.loads(listed[1])} == set(KINDS)
@@ -98,6 +101,9 @@ def test_everything_works_from_a_wheel_outside_the_checkout(built: Path, tmp_pat
     assert (here / "out" / "theta.safetensors").is_file()
     assert new[0] == 0, new
     assert (here / "my-own" / "my_own" / "regularizer.py").is_file()
+    assert applied[0] == 0, applied
+    with Image.open(here / "photo-restored.jpg") as picture:
+        assert picture.size == (24, 16), "as the first line of the README promises"
 
 
 def test_the_installed_script(built: Path) -> None:

@@ -35,7 +35,10 @@ def toy_model(**settings: Any) -> Model:
     problem = build_problem(recipe, registry)
     shape = (1 if recipe.color == "gray" else 3, 16, 16)
     theta = join(
-        **{role: part.init_params(shape, keyed_generator("theta")) for role, part in problem.parts.items()}
+        **{
+            role: part.init_params(shape, keyed_generator("theta"))
+            for role, part in problem.components.items()
+        }
     )
     dtype = getattr(torch, recipe.dtype)
     theta = {name: value.to(dtype) for name, value in theta.items()}

@@ -70,11 +70,11 @@ def estimate_bound(
     q: Tensor,
     residual: Tensor,
     delta: Tensor,
-    known: tuple[Tensor, Tensor],
+    previous: tuple[Tensor, Tensor],
     mu: Tensor,
     project: Callable[[Theta], dict[str, Tensor]],
 ) -> BoundEstimate:
-    """ω of each sample. ``residual`` is ‖∇h(x̃)‖, ``delta`` the adjoint residual; ``known`` holds the last L_H and
+    """ω of each sample. ``residual`` is ‖∇h(x̃)‖, ``delta`` the adjoint residual; ``previous`` are the last L_H and
     L_B, which are kept where x̃ = x₀; ``mu`` comes from ``estimate_mu``. Infinite where μ is not
     positive."""
     hessian = lower.linearize(x)
@@ -84,13 +84,13 @@ def estimate_bound(
     moved = travelled > 0
     safe = torch.where(moved, travelled, 1.0)
     change = norm(lower.linearize(start).hvp(q) - product)
-    hessian_lipschitz = torch.where(moved, change / safe, known[0])
+    hessian_lipschitz = torch.where(moved, change / safe, previous[0])
     image = _mixed(lower, project, x, q)
     difference = _mixed(lower, project, start, q) - image
     if upper.depends_on_theta:
         difference = difference - (_direct(lower, upper, project, start) - _direct(lower, upper, project, x))
     change = norm(difference)
-    mixed_lipschitz = torch.where(moved, change / safe, known[1])
+    mixed_lipschitz = torch.where(moved, change / safe, previous[1])
 
     convex = mu > 0
     mu = torch.where(convex, mu, 1.0)  # where it is not, nothing below is used
@@ -144,7 +144,7 @@ def _omega(
 
 def knows_mu(lower: Lower) -> bool:
     """Whether every sample is known to be strongly convex."""
-    return bool((lower.mu > 0).all())
+    return bool((lower.mu_on_host > 0).all())
 
 
 def _gain(image: Tensor, v: Tensor) -> Tensor:
@@ -169,8 +169,8 @@ def _direct(lower: Lower, upper: Upper, project: Callable[[Theta], dict[str, Ten
 
 
 def _projected(parts: Rows, project: Callable[[Theta], dict[str, Tensor]], count: int) -> Tensor:
-    rows = (project({name: part[i] for name, part in parts.items()}) for i in range(count))
-    return torch.stack([torch.cat([part.flatten() for part in row.values()]) for row in rows])
+    rows = (project({name: entries[i] for name, entries in parts.items()}) for i in range(count))
+    return torch.stack([torch.cat([entries.flatten() for entries in row.values()]) for row in rows])
 
 
 @torch.no_grad()
@@ -206,13 +206,19 @@ class Certificate:
         estimated: Tensor | None,
     ) -> None:
         """The samples of one chunk."""
-        known = lower.mu > 0
-        self._certified_distance &= bool(known.all())
-        self._distances.append(torch.where(known, solution.residual / lower.mu, solution.residual))
+        mu = lower.mu_on_host
+        has_bound = mu > 0
+        self._certified_distance &= bool(has_bound.all())
+        self._distances.append(torch.where(has_bound, solution.residual / mu, solution.residual))
         certified = None
         if self.bound == "certified" and estimate.adjoint is not None:
             certified = certified_bound(
-                lower, upper, solution.x, estimate.adjoint, solution.residual, estimate.residual
+                lower,
+                upper,
+                solution.x,
+                estimate.adjoint,
+                solution.residual.to(lower.mu),
+                estimate.residual.to(lower.mu),
             )
         if certified is not None:
             self._bounds.append(certified)
@@ -222,27 +228,27 @@ class Certificate:
 
     def totals(self) -> dict[str, float | bool]:
         """Sums and maxima over the samples of this rank, as plain numbers that can be added to those of others."""
-        found: dict[str, float | bool] = {}
+        totals: dict[str, float | bool] = {}
         kinds = (
             ("distance", self._distances, self._certified_distance),
             ("bound", self._bounds, self._certified_bound),
         )
         for name, parts, certified in kinds:
             if parts:
-                values = torch.cat(parts).double()
+                values = torch.cat(parts).double().cpu()
                 if name == "distance" and not bool(torch.isfinite(values).all()):
                     continue  # not measured
-                found |= {f"{name}_sum": float(values.sum()), f"{name}_max": float(values.max())}
-                found |= {f"{name}_count": len(values), f"{name}_certified": certified}
-        return found
+                totals |= {f"{name}_sum": float(values.sum()), f"{name}_max": float(values.max())}
+                totals |= {f"{name}_count": len(values), f"{name}_certified": certified}
+        return totals
 
 
 def certificate_of(totals: Mapping[str, float | bool]) -> dict[str, float | str]:
     """Means and maxima over all samples, for the log."""
-    found: dict[str, float | str] = {}
+    summary: dict[str, float | str] = {}
     for name, otherwise in (("distance", "gradient norm"), ("bound", "estimated")):
         if f"{name}_sum" in totals:
             mean = totals[f"{name}_sum"] / totals[f"{name}_count"]
-            found |= {f"{name}_mean": mean, f"{name}_max": totals[f"{name}_max"]}
-            found[f"{name}_kind"] = "certified" if totals[f"{name}_certified"] else otherwise
-    return found
+            summary |= {f"{name}_mean": mean, f"{name}_max": totals[f"{name}_max"]}
+            summary[f"{name}_kind"] = "certified" if totals[f"{name}_certified"] else otherwise
+    return summary

@@ -85,8 +85,8 @@ def gradients_of(total: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return {
-        name: torch.zeros_like(leaf) if part is None else part
-        for (name, leaf), part in zip(leaves.items(), parts, strict=True)
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), parts, strict=True)
     }
 
 

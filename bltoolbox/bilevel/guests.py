@@ -15,14 +15,14 @@ from bltoolbox.distributed.ranks import Ranks
 
 
 class Guests:
-    """Rows by sample, on the host; those that are not ``known`` have none."""
+    """Rows by sample, on the host; those that are not ``present`` have none."""
 
     def __init__(
-        self, samples: Sequence[int], like: Tensor, known: Tensor | None = None, rows: Tensor | None = None
+        self, samples: Sequence[int], like: Tensor, present: Tensor | None = None, rows: Tensor | None = None
     ) -> None:
         self.samples = list(samples)
         self._numbers = {sample: number for number, sample in enumerate(self.samples)}
-        self.known = torch.zeros(len(self.samples), dtype=torch.bool) if known is None else known
+        self.present = torch.zeros(len(self.samples), dtype=torch.bool) if present is None else present
         self.rows = _zeros(len(self.samples), like) if rows is None else rows
 
     def __len__(self) -> int:
@@ -39,19 +39,19 @@ class Guests:
         """Write the rows of some guests."""
         index = self.index(samples)
         self.rows[index] = rows.detach().to(self.rows)
-        self.known[index] = True
+        self.present[index] = True
 
     def of(self, samples: Sequence[int]) -> Guests:
         """Some of them."""
         index = self.index(samples)
-        return Guests(samples, self.rows, self.known[index], self.rows[index])
+        return Guests(samples, self.rows, self.present[index], self.rows[index])
 
     @classmethod
     def together(cls, parts: Sequence[Guests], like: Tensor) -> Guests:
         """All of several."""
         samples = [sample for part in parts for sample in part.samples]
-        known = torch.cat([torch.zeros(0, dtype=torch.bool), *(part.known for part in parts)])
-        return cls(samples, like, known, torch.cat([_zeros(0, like), *(part.rows for part in parts)]))
+        present = torch.cat([torch.zeros(0, dtype=torch.bool), *(part.present for part in parts)])
+        return cls(samples, like, present, torch.cat([_zeros(0, like), *(part.rows for part in parts)]))
 
 
 def exchange(
@@ -85,7 +85,7 @@ def _length(count: int, like: Tensor) -> int:
 def _packed(parts: Sequence[Guests]) -> Tensor:
     pieces = []
     for part in parts:
-        pieces += [part.known.to(torch.uint8), part.rows.contiguous().flatten().view(torch.uint8)]
+        pieces += [part.present.to(torch.uint8), part.rows.contiguous().flatten().view(torch.uint8)]
     return torch.cat(pieces)
 
 

@@ -21,6 +21,7 @@ from bltoolbox.bilevel.kept import Kept
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Accuracy, Ask, Counter, Effort, Estimate, Solution, Status
 from bltoolbox.bilevel.tally import Chunk
+from bltoolbox.bilevel.tensors import beside
 from bltoolbox.errors import BltError, NumericalError
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Differentiator:
             estimate = self._estimate(chunk, chunk.start if self.together else solution.x, solution)
         oracle.solutions.put(chunk.samples, solution.x if estimate.x is None else estimate.x)
         rows = self.memory.rows_of(estimate.memory, len(chunk.samples)) | oracle.persisted(solution)
-        for name, part in rows.items():
-            oracle.stores[name].put(chunk.samples, part)
+        for name, values in rows.items():
+            oracle.stores[name].put(chunk.samples, values)
         return solution, estimate
 
     def _estimate(self, chunk: Chunk, x: Tensor, solution: Solution | None) -> Estimate:
@@ -60,7 +61,7 @@ class Differentiator:
             chunk.upper,
             solution=x,
             start=chunk.start,
-            weights=chunk.weights.to(x.dtype),
+            weights=beside(chunk.weights.to(x.dtype), x),
             effort=_scaled(self.adjoint, chunk.upper.scale),
             memory=self.memory.get(chunk.samples),
             call=oracle.cost.hypergradients,
@@ -96,9 +97,13 @@ class Differentiator:
         finite = torch.isfinite(x).flatten(1).all(1).tolist()
         if bad := [sample for sample, good in zip(chunk.samples, finite, strict=True) if not good]:
             raise NumericalError(f"hypergradient {name}, samples {named(bad)}: {Status.NOT_FINITE.value}")
-        mu, residual, iterations = chunk.lower.mu, estimate.lower_residual, estimate.lower_iterations
-        residual = torch.full_like(mu, torch.inf) if residual is None else residual
-        iterations = torch.zeros_like(estimate.iterations) if iterations is None else iterations
+        mu, residual, iterations = (
+            chunk.lower.mu_on_host,
+            estimate.lower_residual,
+            estimate.lower_iterations,
+        )
+        residual = torch.full_like(mu, torch.inf) if residual is None else residual.cpu()
+        iterations = torch.zeros(count, dtype=torch.long) if iterations is None else iterations.cpu()
         distance = residual / torch.where(mu > 0, mu, torch.nan)
         return Solution(x, residual, distance, iterations, (Status.STEPS,) * count)
 
@@ -138,16 +143,16 @@ class Differentiator:
         unknown = torch.full(
             (len(chunk.samples), 2), torch.nan, dtype=torch.float64, device=solution.x.device
         )
-        known = oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
+        previous = oracle.lipschitz_estimates.get(chunk.samples, unknown).to(solution.x.dtype)
         result = estimate_bound(
             chunk.lower,
             chunk.upper,
             solution.x,
             chunk.start,
             estimate.adjoint,
-            solution.residual,
-            estimate.residual,
-            (known[:, 0], known[:, 1]),
+            solution.residual.to(mu),
+            estimate.residual.to(mu),
+            (previous[:, 0], previous[:, 1]),
             mu,
             oracle.problem.project_gradient,
         )
@@ -178,7 +183,9 @@ class _Counted:
             self.oracle.counter.part(estimate.blocks).lower_iterations += int(own.sum())
         solved = [0] * count if solution is None else solution.iterations.tolist()
         added = (
-            [Fraction(0)] * count if own is None else [Fraction(one, estimate.blocks) for one in own.tolist()]
+            [Fraction(0)] * count
+            if own is None
+            else [Fraction(products, estimate.blocks) for products in own.tolist()]
         )
         total = [sum(parts) for parts in zip(solved, added, self.spent.values(), strict=True)]
         self.oracle.slowest.add(self.chunk.positions, total)

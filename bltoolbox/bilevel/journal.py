@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,10 +39,10 @@ class Journal:
 
     def replay(self, question: str) -> Any:
         """The answer given before."""
-        known, answer = self._entries[self._position]
-        if known != question:
+        recorded, answer = self._entries[self._position]
+        if recorded != question:
             raise BltError(
-                f"the upper optimizer asked for {question} where it had asked for {known} before the interruption:"
+                f"the upper optimizer asked for {question} where it had asked for {recorded} before the interruption:"
                 " it is not deterministic, so this step cannot be resumed"
             )
         self._position += 1
@@ -61,14 +62,14 @@ class Journal:
 
     def trials(self) -> dict[int, Trial]:
         """The solutions of trial values that this rank holds, by the number of the answer."""
-        found = {}
+        by_number = {}
         for number, (_, answer) in enumerate(self._entries):
             if isinstance(answer, Value) and answer.trial:
-                found[number] = [
-                    (list(samples), {name: part.cpu() for name, part in rows.items()})
+                by_number[number] = [
+                    (list(samples), {name: values.cpu() for name, values in rows.items()})
                     for samples, rows in answer.trial
                 ]
-        return found
+        return by_number
 
     def restore(
         self,
@@ -83,14 +84,12 @@ class Journal:
         """
         self._entries = []
         for number, entry in enumerate(entries):
-            held = [
-                part for one in (entry.get("trial", []), *(t.get(number, []) for t in trials)) for part in one
-            ]
+            saved = [entry.get("trial", []), *(by_number.get(number, []) for by_number in trials)]
             trial = []
-            for samples, content in held:
+            for samples, content in chain.from_iterable(saved):
                 rows = {SOLUTIONS: content} if isinstance(content, Tensor) else content
                 if mine := [k for k, sample in enumerate(samples) if lives_here(sample)]:
-                    here = {name: part[mine].to(device) for name, part in rows.items()}
+                    here = {name: values[mine].to(device) for name, values in rows.items()}
                     trial.append(([samples[k] for k in mine], here))
             self._entries.append((entry["question"], _unpack(entry, trial, device)))
         self._position = 0
@@ -99,7 +98,7 @@ class Journal:
 def _pack(answer: Answer) -> dict[str, Any]:
     if answer is None:
         return {}
-    content = {one.name: getattr(answer, one.name) for one in fields(answer)}
+    content = {entry.name: getattr(answer, entry.name) for entry in fields(answer)}
     if isinstance(answer, HypergradientResult):
         return content | {"value": _pack(answer.value), "certificate": dict(answer.certificate)}
     if isinstance(answer, Scales):
@@ -115,7 +114,7 @@ def _unpack(entry: dict[str, Any], trial: Trial, device: torch.device) -> Answer
     if "slope" in content:
         return Scales(**content)
     if "gradient" in content:
-        gradient = {name: part.to(device) for name, part in content["gradient"].items()}
+        gradient = {name: values.to(device) for name, values in content["gradient"].items()}
         value = _unpack(content["value"], [], device)
         assert isinstance(value, Value)
         return HypergradientResult(**content | {"gradient": gradient, "value": value})

@@ -10,13 +10,13 @@ Reference: Hestenes & Stiefel, *Methods of conjugate gradients for solving linea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.preconditioner import Preconditioner, Preconditioning, unavailable
-from bltoolbox.bilevel.tensors import dot, expand, norm, take
+from bltoolbox.bilevel.tensors import beside, dot, expand, look_every, norm, take
 from bltoolbox.errors import NumericalError
 
 S = TypeVar("S", bound="System")
@@ -39,24 +39,42 @@ class LinearMethod(Protocol):
     def step(self, system: Any, state: Any) -> Any: ...
 
 
+@runtime_checkable
+class Looking(Protocol):
+    """A method that checks more than its residual where the host looks."""
+
+    def look(self, state: Any) -> Tensor:
+        """The residual of each sample, on the host; raises if the iteration cannot continue."""
+        ...
+
+
 def solve_linear(
     method: LinearMethod, system: S, rhs: Tensor, start: Tensor, tol: Tensor, limit: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Solve H q = rhs for each sample to ‖rhs − Hq‖ ≤ tol: q, the recomputed residual norm and the iterations."""
-    q, iterations = start.clone(), torch.zeros(len(rhs), dtype=torch.long, device=rhs.device)
-    residual = torch.empty_like(tol)
-    order = torch.arange(len(rhs), device=rhs.device)
-    previous = torch.full_like(tol, float("inf"))
+    """Solve H q = rhs for each sample to ‖rhs − Hq‖ ≤ tol: q, the recomputed residual norm and the iterations.
+
+    The last two are on the host, and so is all bookkeeping: the host looks at numbers of the device every few
+    iterations, in one copy.
+    """
+    tol = tol.to(rhs.dtype)
+    goal = tol.cpu()
+    iterations, residual = torch.zeros(len(rhs), dtype=torch.long), torch.empty_like(goal)
+    order = torch.arange(len(rhs))
+    previous = torch.full_like(goal, float("inf"))
+    q = start
     while len(order):
-        part = system if len(order) == len(rhs) else system.take(order)
-        left = limit - iterations[order]
-        found, count = sweep(method, part, rhs[order], q[order], tol[order], left)
-        q[order] = found
+        whole = len(order) == len(rhs)
+        index = None if whole else beside(order, rhs)
+        unsolved, b, begin, aim = (
+            (system, rhs, q, tol) if index is None else (system.take(index), rhs[index], q[index], tol[index])
+        )
+        solution, count = sweep(method, unsolved, b, begin, aim, limit - iterations[order])
+        q = solution if index is None else q.index_put((index,), solution)
         iterations[order] += count
-        true = norm(rhs[order] - part.hvp(found))
+        true = norm(b - unsolved.hvp(solution)).cpu()
         residual[order] = true
         # Restart from the recomputed residual, unless tolerance or limit is reached or the last sweep made no progress.
-        again = (true > tol[order]) & (iterations[order] < limit) & (true < 0.5 * previous)
+        again = (true > goal[order]) & (iterations[order] < limit) & (true < 0.5 * previous)
         previous, order = true[again], order[again]
     return q, residual, iterations
 
@@ -64,21 +82,31 @@ def solve_linear(
 def sweep(
     method: LinearMethod, system: S, rhs: Tensor, start: Tensor, tol: Tensor, limit: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Iterate until the method's own residual meets ``tol`` or ``limit`` iterations are spent: q and the
-    iterations."""
-    out, iterations = start.clone(), torch.zeros_like(limit)
-    order = torch.arange(len(rhs), device=rhs.device)
+    """Iterate until the method's own residual meets ``tol`` or ``limit`` iterations (on the host) are spent: q, and
+    the iterations on the host."""
+    every = look_every(rhs)
+    iterations, order = torch.zeros(len(rhs), dtype=torch.long), torch.arange(len(rhs))
+    out: Tensor | None = None
     state = method.init(system, rhs, start, tol)
+    goal = tol.cpu()
     while True:
-        running = (state.residual > state.tol) & (iterations[order] < limit[order])
+        residual = method.look(state) if isinstance(method, Looking) else state.residual.cpu()
+        running = (residual > goal) & (iterations[order] < limit[order])
         if not bool(running.all()):
-            done, keep = torch.nonzero(~running).flatten(), torch.nonzero(running).flatten()
-            out[order[done]] = state.q[done]
-            if not len(keep):
+            if not bool(running.any()) and out is None:
+                return state.q, iterations
+            out = start.clone() if out is None else out
+            done = beside(torch.nonzero(~running).flatten(), rhs)
+            out[beside(order[~running], rhs)] = state.q[done]
+            if not bool(running.any()):
                 return out, iterations
-            state, system, order = take(state, keep), system.take(keep), order[keep]
-        state = method.step(system, state)
-        iterations[order] += 1
+            keep = beside(torch.nonzero(running).flatten(), rhs)
+            state, system = take(state, keep), system.take(keep)
+            order, goal = order[running], goal[running]
+        steps = min(every, int((limit[order] - iterations[order]).min()))
+        for _ in range(steps):
+            state = method.step(system, state)
+        iterations[order] += steps
 
 
 def initial_residual(system: System, rhs: Tensor, start: Tensor) -> Tensor:
@@ -115,7 +143,8 @@ def smallest_ritz(system: System, start: Tensor, steps: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CGState:
-    """q, r = b − Hq by the recursion with its norm, the search direction p, and ρ = ⟨r, P⁻¹r⟩."""
+    """q, r = b − Hq by the recursion with its norm, the search direction p, ρ = ⟨r, P⁻¹r⟩, the smallest curvature
+    met so far, and a tiny number that keeps ρ positive."""
 
     q: Tensor
     tol: Tensor
@@ -123,6 +152,8 @@ class CGState:
     r: Tensor
     p: Tensor
     rho: Tensor
+    lowest: Tensor
+    tiny: Tensor
     preconditioner: Preconditioner | None
 
 
@@ -141,7 +172,11 @@ class ConjugateGradients:
         r = initial_residual(system, rhs, start)
         preconditioner = self._preconditioner(system)
         z = r if preconditioner is None else preconditioner.apply(r)
-        return CGState(start, tol, dot(r, r).sqrt(), r, z, dot(r, z), preconditioner)
+        residual = norm(r)
+        lowest = torch.full_like(residual, float("inf"))
+        tiny = torch.full_like(residual, torch.finfo(residual.dtype).tiny)
+        rho = _positive_dot(r, z, residual, tiny)
+        return CGState(start, tol, residual, r, z, rho, lowest, tiny, preconditioner)
 
     def _preconditioner(self, system: System) -> Preconditioner | None:
         if self.preconditioning == "none":
@@ -155,22 +190,32 @@ class ConjugateGradients:
     def step(self, system: System, state: CGState) -> CGState:
         product = system.hvp(state.p)
         curvature = dot(state.p, product)
-        if not bool((curvature > 0).all()):
-            if not bool(torch.isfinite(curvature).all()):
-                raise NumericalError(
-                    f"{self.caller} encountered NaN or Inf in a Hessian product: θ is out of range; use a smaller step"
-                )
-            raise NumericalError(
-                f"{self.caller} encountered a direction of non-positive curvature: the lower-level energy is not"
-                " strongly convex there; set strong_convexity in the recipe or use a convex regularizer"
-            )
-        alpha = state.rho / curvature
+        lowest = torch.minimum(state.lowest, curvature)
+        # A sample that is solved exactly stays as it is until the host looks.
+        alpha = state.rho / torch.maximum(curvature, state.tiny)
         q = torch.addcmul(state.q, expand(alpha, state.p), state.p)
-        r = torch.addcmul(state.r, expand(-alpha, product), product)
-        rr = dot(r, r)
-        z, rho = r, rr
-        if state.preconditioner is not None:
-            z = state.preconditioner.apply(r)
-            rho = dot(r, z)
+        r = torch.addcmul(state.r, expand(alpha, product), product, value=-1)
+        residual = norm(r)
+        z = r if state.preconditioner is None else state.preconditioner.apply(r)
+        rho = _positive_dot(r, z, residual, state.tiny)
         p = torch.addcmul(z, expand(rho / state.rho, state.p), state.p)
-        return replace(state, q=q, residual=rr.sqrt(), r=r, p=p, rho=rho)
+        return replace(state, q=q, residual=residual, r=r, p=p, rho=rho, lowest=lowest)
+
+    def look(self, state: CGState) -> Tensor:
+        """The residual of each sample; an error after a direction of non-positive curvature."""
+        residual, lowest = torch.stack([state.residual, state.lowest]).cpu()
+        if bool(((lowest > 0) | ((lowest == 0) & (residual == 0))).all()):
+            return residual
+        if not bool(torch.isfinite(lowest).all()):
+            raise NumericalError(
+                f"{self.caller} encountered NaN or Inf in a Hessian product: θ is out of range; use a smaller step"
+            )
+        raise NumericalError(
+            f"{self.caller} encountered a direction of non-positive curvature: the lower-level energy is not"
+            " strongly convex there; set strong_convexity in the recipe or use a convex regularizer"
+        )
+
+
+def _positive_dot(r: Tensor, z: Tensor, residual: Tensor, tiny: Tensor) -> Tensor:
+    """⟨r, z⟩, or a tiny number instead of zero, by which one can divide; ``residual`` is ‖r‖."""
+    return torch.addcmul(tiny, residual, residual) if z is r else dot(r, z).add_(tiny)

@@ -3,6 +3,10 @@
 A sample leaves the batch in the iteration in which its residual reaches its tolerance, and costs nothing from
 then on. A solver whose residual is a by-product of cached quantities is verified: the gradient is
 recomputed from x before a sample is declared finished, and the solver restarts from there if it was wrong.
+
+All bookkeeping is on the host. A GPU runs several iterations between two looks, which copy the residuals of all of them
+at once. There, batches have only certain sizes, for which kernels are chosen and compiled once: finished samples
+fill a batch up, and what happens to them is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from bltoolbox.bilevel.memory import WHILE, return_freed_memory
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Rows, Solution, Status
 from bltoolbox.bilevel.roles import LowerSolver
-from bltoolbox.bilevel.tensors import detached, ordinary, put, take
+from bltoolbox.bilevel.tensors import beside, detached, look_every, ordinary, put, take
 from bltoolbox.errors import BltError
 
 _RUNNING = -1
@@ -36,10 +40,14 @@ _DIVERGENCE = 1e6
 
 @dataclass
 class _Progress:
-    """Bookkeeping of the samples still in the batch."""
+    """Bookkeeping of the samples in the batch, on the host."""
 
+    #: Their places in the original batch, and which of them are finished and only fill this one up.
     active: Tensor
+    finished: Tensor
     tol: Tensor
+    mu: Tensor
+    residual: Tensor
     first: Tensor
     best: Tensor
     since: Tensor
@@ -48,16 +56,20 @@ class _Progress:
     strikes: Tensor
 
     @classmethod
-    def begin(cls, residual: Tensor, tol: Tensor) -> _Progress:
-        count = torch.zeros(len(residual), dtype=torch.long, device=residual.device)
-        order = torch.arange(len(residual), device=residual.device)
+    def begin(cls, residual: Tensor, tol: Tensor, mu: Tensor) -> _Progress:
+        count = torch.zeros(len(residual), dtype=torch.long)
+        order = torch.arange(len(residual))
         verified = torch.full_like(residual, float("inf"))
-        return cls(order, tol, residual, residual, count, verified, count.clone())
+        finished = torch.zeros_like(order, dtype=torch.bool)
+        return cls(order, finished, tol, mu, residual, residual, residual, count, verified, count.clone())
 
-    def observe(self, residual: Tensor) -> None:
-        improved = residual < 0.99 * self.best
-        self.since = torch.where(improved, 0, self.since + 1)
-        self.best = torch.where(improved, residual, self.best)
+    def observe(self, residuals: Tensor) -> None:
+        """The residuals of some iterations, one row each."""
+        for residual in residuals:
+            improved = residual < 0.99 * self.best
+            self.since = torch.where(improved, 0, self.since + 1)
+            self.best = torch.where(improved, residual, self.best)
+            self.residual = residual
 
     def keep(self, index: Tensor) -> None:
         for entry in fields(self):
@@ -102,39 +114,48 @@ def _solve(
     with_state: bool,
 ) -> Solution:
     return_freed_memory(after=WHILE)
-    tol = torch.as_tensor(tol, dtype=x0.dtype, device=x0.device).expand(len(x0))
-    every = check_every or (1 if x0.device.type == "cpu" else 4)
-    out = _Output(x0, lower.mu, solver.outcome if with_state else None)
+    every = check_every or look_every(x0)
+    out = _Output(x0, lower.mu_on_host, solver.outcome if with_state else None)
     state = solver.init(lower, x0, kept)
-    progress = _Progress.begin(state.residual, tol)
+    residuals = [state.residual]
+    goal = torch.as_tensor(tol, dtype=x0.dtype, device="cpu").expand(len(x0))
+    progress = _Progress.begin(state.residual.cpu(), goal, lower.mu_on_host)
     for iteration in range(limit + 1):
         if iteration % every == 0 or iteration == limit:
+            if iteration:
+                progress.observe(_look(residuals))
+            residuals.clear()
             last = ending if iteration == limit else None
-            verdict = _judge(lower, state.residual, progress, iteration, last, ending is Status.STEPS)
+            verdict = _judge(lower, progress, iteration, last, ending is Status.STEPS)
             if not solver.exact_residual and bool((verdict != _RUNNING).any()):
                 state, verdict = _verify(solver, lower, state, progress, verdict, iteration == limit)
             if bool((verdict != _RUNNING).any()):
                 lower, state = out.retire(lower, state, progress, verdict, iteration)
-            if not len(progress.active):
+            if bool(progress.finished.all()):
                 break
-        lower.counter.lower_iterations += len(progress.active)
+        lower.counter.lower_iterations += int((~progress.finished).sum())
         state = solver.step(lower, state)
-        progress.observe(state.residual)
+        residuals.append(state.residual)
     return out.solution()
 
 
-def _judge(
-    lower: Lower, residual: Tensor, progress: _Progress, iteration: int, last: Status | None, counted: bool
-) -> Tensor:
+def _look(residuals: list[Tensor]) -> Tensor:
+    """The residuals since the last look, on the host, one row per iteration."""
+    return residuals[0].unsqueeze(0).cpu() if len(residuals) == 1 else torch.stack(residuals).cpu()
+
+
+def _judge(lower: Lower, progress: _Progress, iteration: int, last: Status | None, counted: bool) -> Tensor:
     """A status code per sample, later rules taking precedence; where steps are ``counted`` only NaN is judged.
 
     An infinite residual was not measured, or the iterates overflow: then NaN follows, or nothing is ever measured.
     """
+    residual = progress.residual
     verdict = torch.full_like(progress.active, _RUNNING if last is None else _CODE[last])
     if counted:
-        return torch.where(torch.isnan(residual), _CODE[Status.NOT_FINITE], verdict)
-    if iteration >= _PATIENCE:
-        verdict = torch.where(progress.since >= _patience(lower), _CODE[Status.STALLED], verdict)
+        verdict = torch.where(torch.isnan(residual), _CODE[Status.NOT_FINITE], verdict)
+        return torch.where(progress.finished, _RUNNING, verdict)
+    if iteration >= _PATIENCE and bool((progress.since >= _PATIENCE).any()):
+        verdict = torch.where(progress.since >= _patience(lower, progress.mu), _CODE[Status.STALLED], verdict)
     infinite = torch.isinf(residual)
     far = (residual > _DIVERGENCE * progress.first) & (residual > progress.tol)
     rules = (
@@ -144,39 +165,53 @@ def _judge(
     )
     for status, hit in rules:
         verdict = torch.where(hit, _CODE[status], verdict)
-    return verdict
+    return torch.where(progress.finished, _RUNNING, verdict)
 
 
-def _patience(lower: Lower) -> Tensor:
+def _patience(lower: Lower, mu: Tensor) -> Tensor:
     """Iterations without progress after which a sample is stalled; at least ``_PATIENCE``."""
-    patience = torch.full_like(lower.mu, 10 * _PATIENCE)
+    patience = torch.full_like(mu, 10 * _PATIENCE)
     if not lower.bounded:
         return patience
-    condition = lower.lipschitz / lower.mu.clamp_min(1e-12)
+    condition = lower.lipschitz.cpu() / mu.clamp_min(1e-12)
     periods = 6 * condition.sqrt() + 0.02 * condition
-    return torch.where(lower.mu > 0, _PATIENCE + periods.clamp_max(1e6).floor(), patience)
+    return torch.where(mu > 0, _PATIENCE + periods.clamp_max(1e6).floor(), patience)
 
 
 def _verify(
     solver: LowerSolver, lower: Lower, state: Any, progress: _Progress, verdict: Tensor, last: bool
 ) -> tuple[Any, Tensor]:
     """Recompute the residual of every sample about to leave, and keep those whose claim was wrong."""
-    index = torch.nonzero(verdict != _RUNNING).flatten()
-    residual = lower.take(index).residual(state.x[index])
-    state = replace(state, residual=state.residual.index_put((index,), residual))
-    wrong = (verdict[index] == _CODE[Status.CONVERGED]) & ~(residual <= progress.tol[index])
+    leaving = verdict != _RUNNING
+    rows = beside(torch.nonzero(leaving).flatten(), state.x)
+    whole = bool(leaving.all())
+    exact = lower.residual(state.x) if whole else lower.take(rows).residual(state.x[rows])
+    state = replace(state, residual=exact if whole else state.residual.index_put((rows,), exact))
+    residual = progress.residual.clone()
+    residual[leaving] = exact.cpu()
+    progress.residual = residual
+    wrong = (verdict == _CODE[Status.CONVERGED]) & ~(residual <= progress.tol)
     if not bool(wrong.any()):
         return state, verdict
-    back = index[wrong]
-    strike = residual[wrong] > 0.9 * progress.verified[back]
-    progress.strikes[back] = torch.where(strike, progress.strikes[back] + 1, 0)
-    progress.verified[back] = residual[wrong]
+    strike = residual > 0.9 * progress.verified
+    progress.strikes = torch.where(wrong, torch.where(strike, progress.strikes + 1, 0), progress.strikes)
+    progress.verified = torch.where(wrong, residual, progress.verified)
+    back = beside(torch.nonzero(wrong).flatten(), state.x)
     kept = {name: getattr(state, name)[back] for name in solver.persists(lower)}
+    true = state.residual[back]
     state = put(state, back, solver.init(lower.take(back), state.x[back], kept))
-    state = replace(state, residual=state.residual.index_put((back,), residual[wrong]))
-    given_up = progress.strikes[back] >= _STRIKES
-    onwards = _CODE[Status.LIMIT] if last else _RUNNING
-    return state, verdict.index_put((back,), torch.where(given_up, _CODE[Status.STALLED], onwards))
+    state = replace(state, residual=state.residual.index_put((back,), true))
+    onwards = torch.full_like(verdict, _CODE[Status.LIMIT] if last else _RUNNING)
+    onwards[progress.strikes >= _STRIKES] = _CODE[Status.STALLED]
+    return state, torch.where(wrong, onwards, verdict)
+
+
+def _batch_size(running: int, like: Tensor) -> int:
+    """The size of a batch in which some samples are still running: on a GPU 2ᵏ or 3·2ᵏ."""
+    if like.device.type == "cpu":
+        return running
+    power = 1 << (running - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and running <= power * 3 // 4 else power
 
 
 class _Output:
@@ -186,46 +221,61 @@ class _Output:
         self.mu = mu
         self.outcome = outcome
         self.state: Any = None
-        self.x = x0.clone()
-        self.residual = torch.full((len(x0),), float("nan"), dtype=x0.dtype, device=x0.device)
-        self.iterations = torch.zeros(len(x0), dtype=torch.long, device=x0.device)
+        self.x0 = x0
+        self.x: Tensor | None = None
+        self.residual = torch.full((len(x0),), float("nan"), dtype=x0.dtype)
+        self.iterations = torch.zeros(len(x0), dtype=torch.long)
         self.code = torch.full_like(self.iterations, _RUNNING)
 
     def retire(
         self, lower: Lower, state: Any, progress: _Progress, verdict: Tensor, iteration: int
     ) -> tuple[Lower, Any]:
         """Record the finished samples and continue with the others."""
-        done = torch.nonzero(verdict != _RUNNING).flatten()
-        target = progress.active[done]
+        leaving = verdict != _RUNNING
+        places = progress.active[leaving]
+        self.residual[places] = progress.residual[leaving]
+        self.iterations[places] = iteration
+        self.code[places] = verdict[leaving]
+        self._record(state, leaving, places, iteration)
+        progress.finished = progress.finished | leaving
+        running = torch.nonzero(~progress.finished).flatten()
+        size = min(_batch_size(len(running), state.x), len(leaving)) if len(running) else 0
+        if size == len(leaving) or not size:
+            return lower, state
+        fillers = torch.nonzero(progress.finished).flatten()[: size - len(running)]
+        rest = torch.cat([running, fillers]).sort().values
+        progress.keep(rest)
+        index = beside(rest, state.x)
+        return lower.take(index), take(state, index)
+
+    def _record(self, state: Any, leaving: Tensor, places: Tensor, iteration: int) -> None:
+        """Keep x of the samples that are leaving, and their states where these are wanted."""
+        if len(places) == len(self.x0):  # all at once; a solution is never the start itself
+            self.x = state.x if iteration else state.x.clone()
+            self.state = None if self.outcome is None else self.outcome(state)
+            return
+        done, target = beside(torch.nonzero(leaving).flatten(), state.x), beside(places, state.x)
+        self.x = self.x0.clone() if self.x is None else self.x
         self.x[target] = state.x[done]
-        self.residual[target] = state.residual[done]
-        self.iterations[target] = iteration
-        self.code[target] = verdict[done]
         if self.outcome is not None:
             self._scatter(target, self.outcome(take(state, done)))
-        rest = torch.nonzero(verdict == _RUNNING).flatten()
-        progress.keep(rest)
-        return lower.take(rest), take(state, rest)
 
-    def _scatter(self, target: Tensor, part: Any) -> None:
+    def _scatter(self, target: Tensor, state: Any) -> None:
         """Write the states of finished samples to their rows of the batch."""
-        if len(target) == len(self.x):
-            self.state = part
-            return
         if self.state is None:
             rows = {
-                entry.name: value.new_zeros(len(self.x), *value.shape[1:])
-                for entry in fields(part)
-                if isinstance(value := getattr(part, entry.name), Tensor)
+                entry.name: value.new_zeros(len(self.x0), *value.shape[1:])
+                for entry in fields(state)
+                if isinstance(value := getattr(state, entry.name), Tensor)
             }
-            self.state = replace(part, **rows)
-        for entry in fields(part):
-            value, whole = getattr(part, entry.name), getattr(self.state, entry.name)
+            self.state = replace(state, **rows)
+        for entry in fields(state):
+            value, whole = getattr(state, entry.name), getattr(self.state, entry.name)
             if not isinstance(value, Tensor):
                 continue
             if value.shape[1:] != whole.shape[1:]:
                 raise BltError(
-                    f"the field {entry.name!r} of {type(part).__name__} changes its shape between iterations, so the"
+                    f"the field {entry.name!r} of {type(state).__name__} changes its shape between iterations, so the"
                     " states of samples cannot be put together; give it one shape in outcome()"
                 )
             whole[target] = value
@@ -233,4 +283,5 @@ class _Output:
     def solution(self) -> Solution:
         status = tuple(_STATUSES[code] for code in self.code.tolist())
         distance = self.residual / torch.where(self.mu > 0, self.mu, torch.nan)
+        assert self.x is not None
         return Solution(self.x, self.residual, distance, self.iterations, status, self.state)

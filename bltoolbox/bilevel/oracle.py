@@ -83,6 +83,7 @@ class BilevelOracle:
         chunk: int = 32,
         iteration_limit: int = 2000,
         strict: bool = False,
+        estimates: bool = False,
         bound: BoundKind = "none",
         bound_every: int = 1,
         wants: str | None = None,
@@ -102,6 +103,8 @@ class BilevelOracle:
         self.iteration_limit = iteration_limit
         #: Whether a tolerance below the floor of the dtype is an error.
         self.strict = strict
+        #: Whether the first solve of a task starts from its ``Lower.estimate`` and not from its ``start``.
+        self.estimates = estimates
         self.bound = bound
         self.bound_every = bound_every
         #: What a hypergradient reports about each sample: ``loss``, ``slope``, ``gradient`` or nothing.
@@ -176,9 +179,11 @@ class BilevelOracle:
             following = parts[number + 1] if number + 1 < len(parts) else None
             self.tasks.prefetch([batch.ids[k] for k in following] if following else self.upcoming)
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
-            start = self.solutions.get(ids, lower.start())
+            estimating = self.estimates and not self.solutions.has_all(ids)
+            cold = lower.estimate() if estimating else lower.start()
+            start = self.solutions.get(ids, cold)
             kept = self.kept(theta)[1].get(ids)
-            yield Chunk(ids, places, weights.to(start.device) / len(self.tasks), lower, upper, start, kept)
+            yield Chunk(ids, places, weights / len(self.tasks), lower, upper, start, kept)
 
     def minimise(self, lower: Lower, start: Tensor, effort: Effort, **options: Any) -> Solution:
         """x̃ with ‖x̃ − x̂‖ ≤ tol where μ > 0 is known, ‖∇h‖ ≤ tol elsewhere; or after a number of iterations."""
@@ -300,8 +305,8 @@ class BatchOracle:
             journal.replay("accept")
             return
         for samples, rows in value.trial or ():
-            for name, part in rows.items():
-                self._oracle.stores[name].put(samples, part)
+            for name, values in rows.items():
+                self._oracle.stores[name].put(samples, values)
         journal.append("accept", None)
 
     def value(
@@ -396,8 +401,8 @@ class BatchOracle:
         stores, trial = self._oracle.stores, towards.trial if towards is not None else None
         names = {name: None for _, rows in trial or () for name in rows}
         for samples, rows in trial or ():
-            for name, part in rows.items():
-                stores[name].put(samples, torch.lerp(stores[name].get(samples, part), part, fraction))
+            for name, values in rows.items():
+                stores[name].put(samples, torch.lerp(stores[name].get(samples, values), values, fraction))
         yield
         for name in names:
             stores[name].undo()
@@ -437,7 +442,7 @@ class BatchOracle:
             tally.solved(chunk, solution, self._mu(chunk, solution, bound, tally))
             rows = {SOLUTIONS: solution.x} | oracle.persisted(solution)
             if large:
-                rows = {name: mapped_copy(part, oracle.stores.folder) for name, part in rows.items()}
+                rows = {name: mapped_copy(values, oracle.stores.folder) for name, values in rows.items()}
             trial.append((list(chunk.samples), rows))
 
         names = (SOLUTIONS, *kept.names)
@@ -467,8 +472,8 @@ class BatchOracle:
             wanted = bound or certificate.wants_estimate
             mu = self._mu(chunk, solution, bound or (wanted and gives_adjoint), tally)
             loss, slope = tally.solved(chunk, solution, mu)
-            for name, part in estimate.gradient.items():
-                z[name] += part.double()
+            for name, entry in estimate.gradient.items():
+                z[name] += entry.double()
             tally.differentiated(estimate)
             if oracle.wants is not None:
                 seen[list(chunk.positions)] = differentiate.seen(chunk, solution.x, estimate, loss, slope)
@@ -476,7 +481,7 @@ class BatchOracle:
             if wanted and gives_adjoint:
                 estimated = differentiate.bound(chunk, solution, estimate, mu)
             if bound and estimated is not None:
-                tally.omega += float(chunk.weights @ estimated.double())
+                tally.omega += float(chunk.weights @ estimated.double().cpu())
             certificate.add(chunk.lower, chunk.upper, solution, estimate, estimated)
 
         names = (SOLUTIONS, "lipschitz", *memory.names, *kept.names)
@@ -487,9 +492,9 @@ class BatchOracle:
         penalty, direct = penalty_gradient(oracle.problem, theta)
         if penalty is not None and not math.isfinite(penalty):
             raise NumericalError("the penalty P(θ) is not finite; use a smaller step")
-        z = {name: part + direct[name] if direct else part for name, part in z.items()}
-        gradient = {name: part.to(theta[name]) for name, part in oracle.problem.project_gradient(z).items()}
-        if not all(bool(torch.isfinite(part).all()) for part in gradient.values()):
+        z = {name: entry + direct[name] if direct else entry for name, entry in z.items()}
+        gradient = {name: entry.to(theta[name]) for name, entry in oracle.problem.project_gradient(z).items()}
+        if not all(bool(torch.isfinite(entry).all()) for entry in gradient.values()):
             raise NumericalError(
                 f"the hypergradient of samples {named(self._batch.ids)} is not finite; use a smaller step"
             )
@@ -510,11 +515,13 @@ class BatchOracle:
 
     def _sum(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Over the ranks, as one vector."""
-        if self._oracle.ranks.size == 1 or not any(part.numel() for part in parts.values()):
+        if self._oracle.ranks.size == 1 or not any(entry.numel() for entry in parts.values()):
             return parts
-        total = self._oracle.ranks.sum(torch.cat([part.flatten() for part in parts.values()]))
-        pieces = total.split([part.numel() for part in parts.values()])
-        return {name: piece.view_as(part) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
+        total = self._oracle.ranks.sum(torch.cat([entry.flatten() for entry in parts.values()]))
+        pieces = total.split([entry.numel() for entry in parts.values()])
+        return {
+            name: piece.view_as(entry) for (name, entry), piece in zip(parts.items(), pieces, strict=True)
+        }
 
     def _mu(self, chunk: Chunk, solution: Solution, wanted: bool, tally: Tally) -> Tensor:
         """μ of each sample, where it is ``wanted`` and not known as an estimate."""

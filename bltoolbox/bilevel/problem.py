@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -109,6 +110,11 @@ class Lower(ABC):
     def lipschitz(self) -> Tensor:
         return torch.full_like(self.mu, math.inf)
 
+    @cached_property
+    def mu_on_host(self) -> Tensor:
+        """``mu``, read from the device once."""
+        return self.mu.detach().cpu()
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the x of one task."""
@@ -124,8 +130,9 @@ class Lower(ABC):
 
     def gradient_tol(self, tol: float) -> Tensor:
         """The gradient norm that guarantees a distance ``tol`` to the minimiser, μ·tol; where h is not known to be
-        strongly convex none does, and ``tol`` itself is used."""
-        return torch.where(self.mu > 0, tol * self.mu, tol)
+        strongly convex none does, and ``tol`` itself is used. On the host."""
+        mu = self.mu_on_host
+        return torch.where(mu > 0, tol * mu, tol)
 
     @abstractmethod
     def energy(self, x: Tensor) -> Tensor:
@@ -177,7 +184,7 @@ class Lower(ABC):
         """∂_θ h_i(x_i, θ) of each task separately, with a leading task dimension."""
         self.counter.theta_gradients += len(x)
         rows = rows_of(lambda theta: self.at_theta(theta).energy(x.detach()), self.theta)
-        return {name: part.detach() for name, part in rows.items()}
+        return {name: gradients.detach() for name, gradients in rows.items()}
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         """⟨∇_x h_i(x_i, θ), q_i⟩, shape (B,), differentiable in θ and linear in q."""
@@ -321,6 +328,17 @@ class _WrappedLower(Lower):
     def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
         return self.lower.free(x, gradient)
 
+    def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        return super().mixed(x, self._on_free_entries(x, q), weights)
+
+    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        return super().mixed_each(x, self._on_free_entries(x, q))
+
+    def _on_free_entries(self, x: Tensor, q: Tensor) -> Tensor:
+        """q with zeros where a constraint holds x, which the pairing does not know."""
+        free = self.free(x, self.gradient(x)) if self.constrained else None
+        return q if free is None else q * free
+
     def view(self, x: Tensor) -> Tensor:
         return self.lower.view(x)
 
@@ -372,21 +390,21 @@ class Tilted(_WrappedLower):
         return torch.addcmul(self.lower.gradient(x), expand(self.weight, x), self.upper.gradient(x))
 
     def linearize(self, x: Tensor) -> Linearization:
-        part = self.lower.linearize(x).product
+        product = self.lower.linearize(x).product
         slope = Retained.of(lambda x: (self.weight * self.upper.value(x)).sum(), x)
         free = self.free(x, self.gradient(x)) if self.constrained else None
-        return Linearization(self, x, lambda v: part(v) + slope(v), free)
+        return Linearization(self, x, lambda v: product(v) + slope(v), free)
 
     def theta_gradient(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         gradient = self.lower.theta_gradient(x, weights)
-        for name, part in self.upper.theta_gradient(x, weights * self.weight).items():
-            gradient[name] = gradient[name] + part
+        for name, direct in self.upper.theta_gradient(x, weights * self.weight).items():
+            gradient[name] = gradient[name] + direct
         return gradient
 
     def theta_gradient_each(self, x: Tensor) -> dict[str, Tensor]:
         rows = self.lower.theta_gradient_each(x)
-        for name, part in self.upper.theta_gradient_each(x).items():
-            rows[name] = rows[name] + expand(self.weight, part) * part
+        for name, direct in self.upper.theta_gradient_each(x).items():
+            rows[name] = rows[name] + expand(self.weight, direct) * direct
         return rows
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
@@ -459,16 +477,6 @@ class WithInputs(_WrappedLower):
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         lower = self.at_theta(theta).lower
         return lower.pairing(lower.theta, x, q)
-
-    def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        return super().mixed(x, self._free_part(x, q), weights)
-
-    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        return super().mixed_each(x, self._free_part(x, q))
-
-    def _free_part(self, x: Tensor, q: Tensor) -> Tensor:
-        free = self.free(x, self.gradient(x)) if self.constrained else None
-        return q if free is None else q * free
 
     def composite(self) -> Composite | None:
         return self.lower.composite()

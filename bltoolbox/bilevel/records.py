@@ -117,14 +117,16 @@ class Cost:
     def pack(self) -> dict[str, int | str]:
         """As plain data without rounding, for checkpoints and other ranks: fractions are text such as ``7/5``."""
         amounts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: int(one) if one == int(one) else str(one) for name, one in amounts.items()}
+        return {
+            name: int(amount) if amount == int(amount) else str(amount) for name, amount in amounts.items()
+        }
 
     @classmethod
     def unpack(cls, amounts: Mapping[str, int | str]) -> Cost:
         """What ``pack`` returned; ValueError for anything else."""
         if unknown := sorted(set(amounts) - {f.name for f in fields(cls)}):
             raise ValueError(f"the cost has an unknown entry {unknown[0]}")
-        read: dict[str, Any] = {name: _amount(one) for name, one in amounts.items()}
+        read: dict[str, Any] = {name: _amount(amount) for name, amount in amounts.items()}
         return cls(**read)
 
 
@@ -165,14 +167,14 @@ class Counter:
 
     def copy(self) -> Counter:
         """The counts as they are now."""
-        return replace(self, parts={blocks: part.copy() for blocks, part in self.parts.items()})
+        return replace(self, parts={blocks: counter.copy() for blocks, counter in self.parts.items()})
 
     def collect(self) -> Cost:
         """The counts since the last call."""
         counts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "parts"}
-        for blocks, part in self.parts.items():
+        for blocks, counter in self.parts.items():
             for name in counts:
-                counts[name] += Fraction(getattr(part, name), blocks)
+                counts[name] += Fraction(getattr(counter, name), blocks)
         for name in counts:
             setattr(self, name, 0)
         self.parts = {}
@@ -181,7 +183,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Solution:
-    """x̃ with the norm of the gradient at x̃, per sample."""
+    """x̃ with the norm of the gradient at x̃, per sample; all but x and the state are on the host."""
 
     x: Tensor
     #: +∞ where it was not measured.
@@ -241,7 +243,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The result of a hypergradient component: the weighted sum z and, per sample, the outcome of its linear system.
+    """The result of a hypergradient component: the weighted sum z and, per sample, the outcome of its linear system,
+    on the host or on the device.
 
     ``memory`` contains what ``keeps`` names, for the next call with the same tasks. ``x`` replaces the solution as
     a warm start. A component that ``moves_x`` must return it, and the loss is that of this x.

@@ -78,9 +78,9 @@ def optimality(mu: Tensor, rho: Tensor, scale: Tensor, slack: tuple[Tensor, Tens
     Where no ρ > 0 is known nothing is bounded; there it is √(‖r‖² + 2sc) with the ``scale`` s in place of μ.
     """
     complementarity, residual = slack
-    known, squared = rho > 0, residual.double().square()
-    by_gap = mu * (2 * complementarity + squared / torch.where(known, rho, 1.0))
-    return torch.where(known, by_gap, squared + 2 * scale * complementarity).sqrt().to(residual.dtype)
+    has_bound, squared = rho > 0, residual.double().square()
+    by_gap = mu * (2 * complementarity + squared / torch.where(has_bound, rho, 1.0))
+    return torch.where(has_bound, by_gap, squared + 2 * scale * complementarity).sqrt().to(residual.dtype)
 
 
 def duality_gap(rho: Tensor, slack: tuple[Tensor, Tensor]) -> Tensor:

@@ -68,9 +68,9 @@ class Share:
         for (store, _), rows in zip(stores.values(), home, strict=True):
             store.guests = None
             if samples := [
-                sample for sample, known in zip(rows.samples, rows.known.tolist(), strict=True) if known
+                sample for sample, present in zip(rows.samples, rows.present.tolist(), strict=True) if present
             ]:
-                store.put(samples, rows.rows[rows.known])
+                store.put(samples, rows.rows[rows.present])
 
     def bring_home(self, ranks: Ranks, trial: Trial, likes: Rows) -> None:
         """Hand over the rows that were computed for others, and add those that others computed."""

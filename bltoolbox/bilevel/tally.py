@@ -28,6 +28,7 @@ class Chunk:
     samples: Sequence[int]
     #: Where they stand in the batch.
     positions: Sequence[int]
+    #: On the host.
     weights: Tensor
     lower: Lower
     upper: Upper
@@ -68,13 +69,19 @@ class Tally:
     def solved(self, chunk: Chunk, solution: Solution, mu: Tensor) -> tuple[Tensor, Tensor]:
         """Values of one chunk, and their bounds where ``mu``, known or estimated, is positive.
 
-        Returns g_i and ‖∇g_i‖ of each sample.
+        Returns g_i and ‖∇g_i‖ of each sample, on the host.
         """
+        gradient = chunk.upper.gradient(solution.x)
+        lipschitz, weights = loss_lipschitz(chunk.upper, solution.x, chunk.start), chunk.weights
+        # What is needed of the device, in one look.
+        seen = [chunk.upper.value(solution.x), norm(gradient).double()]
+        seen += [lipschitz.double()] if isinstance(lipschitz, Tensor) else []
+        value, slope, *measured = torch.stack(seen).cpu()
+        lipschitz = measured[0] if measured else lipschitz
+        mu = (chunk.lower.mu_on_host if mu is chunk.lower.mu else mu.cpu()).double()
         # An infinite residual was not measured.
         convex = (mu > 0) & torch.isfinite(solution.residual)
-        epsilon = torch.where(convex, solution.residual / mu, 0.0).double()
-        value, slope = chunk.upper.value(solution.x), norm(chunk.upper.gradient(solution.x)).double()
-        lipschitz = loss_lipschitz(chunk.upper, solution.x, chunk.start)
+        epsilon = torch.where(convex, solution.residual.double() / mu, 0.0)
         above = value + slope * epsilon + lipschitz / 2 * epsilon.square()
         # Above its tangent where g is convex, as well as above its infimum.
         below = value - slope * epsilon
@@ -82,11 +89,12 @@ class Tally:
             below = below - lipschitz / 2 * epsilon.square()
         infimum = chunk.upper.infimum
         below = torch.where(convex, below.clamp_min(infimum), 0.0)
-        self.value += float(chunk.weights @ value)
-        self.upper += float(chunk.weights @ above)
-        self.lower += float(chunk.weights @ below)
+        self.value += float(weights @ value)
+        self.upper += float(weights @ above)
+        self.lower += float(weights @ below)
         self.bounded &= bool(convex.all())
-        self.certified &= chunk.upper.lipschitz is not None and bool((chunk.lower.mu > 0).all())
+        known = bool((chunk.lower.mu_on_host > 0).all())
+        self.certified &= chunk.upper.lipschitz is not None and known
         self.residual = max(self.residual, float(solution.residual.max()))
         self.iterations += float(solution.iterations.sum())
         self.count += len(chunk.samples)
@@ -142,7 +150,7 @@ _LARGEST = {"residual", "adjoint_residual"}
 def merge(tallies: Sequence[Mapping[str, Any]]) -> Tally:
     """The sum of the tallies of all ranks, in the order of ranks."""
     cost = sum((Cost.unpack(tally["cost"]) for tally in tallies), Cost())
-    total, *others = [{name: one for name, one in tally.items() if name != "cost"} for tally in tallies]
+    total, *others = [{name: amount for name, amount in tally.items() if name != "cost"} for tally in tallies]
     for tally in others:
         total = _join("", total, tally)
     return Tally(**total, cost=cost)
@@ -187,11 +195,11 @@ class Slowest:
         most = self.most
         if ranks.size > 1:
             # As whole numbers of the smallest unit that any rank has.
-            mine = math.lcm(*(one.denominator for one in most))
+            mine = math.lcm(*(count.denominator for count in most))
             unit = int(ranks.largest(torch.tensor([mine])))
             most = [
-                Fraction(one, unit)
-                for one in ranks.largest(torch.tensor([int(one * unit) for one in most])).tolist()
+                Fraction(count, unit)
+                for count in ranks.largest(torch.tensor([int(count * unit) for count in most])).tolist()
             ]
         sizes = (min(self.chunk, self.count - first) for first in range(0, self.count, self.chunk))
         return sum(

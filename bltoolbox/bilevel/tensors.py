@@ -64,14 +64,20 @@ class Constant:
 
     def like(self, x: Tensor) -> Tensor:
         """With the dtype and on the device of ``x``."""
-        key = x.dtype, x.device
-        found = self._copies.get(key)
-        if found is None:
+        return self._copy(x.dtype, x.device)
+
+    def beside(self, x: Tensor) -> Tensor:
+        """On the device of ``x``, with its own dtype: indices and masks."""
+        return self._copy(self.value.dtype, x.device)
+
+    def _copy(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        copy = self._copies.get((dtype, device))
+        if copy is None:
             with lasting():
-                found = self.value.to(dtype=x.dtype, device=x.device)
-            if type(found) is Tensor:  # not one that stands for others, as under fake tensors
-                self._copies[key] = found
-        return found
+                copy = self.value.to(dtype=dtype, device=device)
+            if type(copy) is Tensor:  # not one that stands for others, as under fake tensors
+                self._copies[dtype, device] = copy
+        return copy
 
 
 class ConstantsByKey(Generic[Key]):
@@ -83,20 +89,32 @@ class ConstantsByKey(Generic[Key]):
         self._kept: dict[Key, Constant] = {}
 
     def __getitem__(self, key: Key) -> Constant:
-        found = self._kept.get(key)
-        if found is None:
+        constant = self._kept.get(key)
+        if constant is None:
             with lasting():
-                found = Constant(self._make(key))
-            if type(found.value) is Tensor:  # not one that stands for others, as under fake tensors
+                constant = Constant(self._make(key))
+            if type(constant.value) is Tensor:  # not one that stands for others, as under fake tensors
                 if len(self._kept) >= self._most:  # pictures and tiles have many different sizes
                     self._kept.clear()
-                self._kept[key] = found
-        return found
+                self._kept[key] = constant
+        return constant
 
 
 def expand(scalars: Tensor, like: Tensor) -> Tensor:
     """Per-sample scalars (B,), shaped to multiply ``like``."""
     return scalars.view(-1, *(1,) * (like.ndim - 1))
+
+
+def look_every(like: Tensor) -> int:
+    """Iterations between two looks at numbers of the device of ``like``: each makes the host wait for a GPU."""
+    return 1 if like.device.type == "cpu" else 4
+
+
+def beside(numbers: Tensor, like: Tensor) -> Tensor:
+    """Numbers of the host on the device of ``like``, without waiting for it."""
+    if like.device.type != "cuda":
+        return numbers.to(like.device)
+    return numbers.pin_memory().to(like.device, non_blocking=True)
 
 
 def take(state: State, index: Tensor) -> State:
@@ -111,17 +129,22 @@ def take(state: State, index: Tensor) -> State:
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 
-def put(state: State, index: Tensor, part: State) -> State:
-    """``state`` with the rows ``index`` of every tensor replaced by those of ``part``."""
+def put(state: State, index: Tensor, update: State) -> State:
+    """``state`` with the rows ``index`` of every tensor replaced by those of ``update``.
+
+    What ``update`` does not have, such as a preconditioner that would not pay for its samples alone, stays as it is.
+    """
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(state):  # type: ignore[arg-type]
-        value = getattr(state, f.name)
+        value, given = getattr(state, f.name), getattr(update, f.name)
+        if given is None:
+            continue
         if isinstance(value, Tensor):
             value = value.clone()
-            value[index] = getattr(part, f.name)
+            value[index] = given
             changes[f.name] = value
         elif dataclasses.is_dataclass(value):
-            changes[f.name] = put(value, index, getattr(part, f.name))
+            changes[f.name] = put(value, index, given)
     return dataclasses.replace(state, **changes)  # type: ignore[type-var]
 
 
@@ -129,6 +152,14 @@ def keyed_generator(*key: object) -> torch.Generator:
     """A CPU generator that depends only on the key, not on earlier draws."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Of the bytes of all tensors, in their order; wherever they are stored."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def theta_norm(tensors: Iterable[Tensor]) -> float:

@@ -61,9 +61,9 @@ class Store:
         #: Of rows in half precision.
         self.exponents: Tensor | None = None
         self.slot = torch.zeros(self.count, dtype=torch.long)
-        self.known = torch.zeros(self.count, dtype=torch.bool)
+        self.present = torch.zeros(self.count, dtype=torch.bool)
         self._dirty = torch.zeros(self.count, dtype=torch.bool)
-        #: What ``slot``, ``known`` and ``_dirty`` were before the transaction, and what it has written.
+        #: What ``slot``, ``present`` and ``_dirty`` were before the transaction, and what it has written.
         self._before: tuple[Tensor, Tensor, Tensor] | None = None
         self._written = torch.zeros(self.count, dtype=torch.bool)
         self._arriving: list[tuple[Tensor, Arrival]] = []
@@ -76,21 +76,25 @@ class Store:
 
     def get(self, samples: Sequence[int], cold: Tensor) -> Tensor:
         """The rows of ``samples``; where there is none yet, that of ``cold``."""
-        known, rows = self._known_rows(samples)
-        if rows is None or not known.any():
+        present, rows = self._present_rows(samples)
+        if rows is None or not present.any():
             return cold
         if self.guests:
             found = cold.clone()  # in its layout, whatever that of the rows that travelled
-            found[known.to(cold.device)] = to_device(rows[known], cold)
+            found[present.to(cold.device)] = to_device(rows[present], cold)
             return found
         rows = to_device(rows, cold)
-        if known.all():
+        if present.all():
             return rows
-        return torch.where(known.to(cold.device).view(-1, *(1,) * (cold.ndim - 1)), rows, cold)
+        return torch.where(present.to(cold.device).view(-1, *(1,) * (cold.ndim - 1)), rows, cold)
 
     def has_any(self, samples: Sequence[int]) -> bool:
         """Whether there is a row of any of ``samples``."""
-        return bool(self._known_rows(samples, flags=True)[0].any())
+        return bool(self._present_rows(samples, flags=True)[0].any())
+
+    def has_all(self, samples: Sequence[int]) -> bool:
+        """Whether there is a row of each of ``samples``."""
+        return bool(self._present_rows(samples, flags=True)[0].all())
 
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""
@@ -109,7 +113,7 @@ class Store:
             self._written[index] = True
         self._arrive()
         self._arriving.append((self._place(index), to_host(rows.detach())))
-        self.known[index] = True
+        self.present[index] = True
         self._dirty[index] = True
         if self._lands_at_once(rows):
             self._arrive()
@@ -117,14 +121,14 @@ class Store:
     def lend(self, samples: Sequence[int], like: Tensor) -> Guests:
         """The rows of some samples that live here, to be sent to another rank."""
         lent = Guests(samples, like)
-        lent.known, rows = self._known_rows(samples)
+        lent.present, rows = self._present_rows(samples)
         if rows is not None:
-            lent.rows[lent.known] = rows[lent.known].to(like.dtype)
+            lent.rows[lent.present] = rows[lent.present].to(like.dtype)
         return lent
 
     def begin(self) -> None:
         """From now on changes take effect only with ``commit``."""
-        self._before = self.slot.clone(), self.known.clone(), self._dirty.clone()
+        self._before = self.slot.clone(), self.present.clone(), self._dirty.clone()
 
     def commit(self) -> None:
         """Make what was written since ``begin`` valid."""
@@ -135,7 +139,7 @@ class Store:
         """Discard what was written since ``begin``."""
         if self._before is not None:
             self._arrive()
-            self.slot, self.known, self._dirty = self._before
+            self.slot, self.present, self._dirty = self._before
         self.commit()
 
     def undo(self) -> None:
@@ -148,8 +152,8 @@ class Store:
         return self._parts(self._dirty)
 
     def everything(self) -> Iterator[Part]:
-        """Ids and rows of all that is known, a part at a time."""
-        return self._parts(self.known)
+        """Ids and rows of all that is present, a part at a time."""
+        return self._parts(self.present)
 
     @property
     def changes(self) -> int:
@@ -219,18 +223,18 @@ class Store:
             rows = torch.empty((size, *shape), dtype=dtype)
         return rows.permute(0, 3, 1, 2) if channels_last else rows
 
-    def _known_rows(self, samples: Sequence[int], flags: bool = False) -> tuple[Tensor, Tensor | None]:
+    def _present_rows(self, samples: Sequence[int], flags: bool = False) -> tuple[Tensor, Tensor | None]:
         """Which of ``samples`` have a row, and unless only ``flags`` are wanted the rows, anything elsewhere."""
         mine, theirs = self._divided(samples)
         index = self._index([samples[k] for k in mine])
-        known = self.known[index]
-        rows = None if flags or not known.any() else self._read(index)
+        present = self.present[index]
+        rows = None if flags or not present.any() else self._read(index)
         if not theirs:
-            return known, rows
+            return present, rows
         assert self.guests is not None
         numbers = self.guests.index([samples[k] for k in theirs])
         everyone = torch.zeros(len(samples), dtype=torch.bool)
-        everyone[mine], everyone[theirs] = known, self.guests.known[numbers]
+        everyone[mine], everyone[theirs] = present, self.guests.present[numbers]
         if flags:
             return everyone, None
         found = self.guests.rows.new_empty((len(samples), *self.guests.rows.shape[1:]))
@@ -270,7 +274,7 @@ class StepStore(Store):
         """The step has ended; its memory serves the next one."""
         self._arriving.clear()
         self._numbers.clear()
-        for flags in (self.known, self._dirty, self._written, self.slot):
+        for flags in (self.present, self._dirty, self._written, self.slot):
             flags.zero_()
 
     def _index(self, samples: Sequence[int]) -> Tensor:
@@ -286,13 +290,13 @@ class StepStore(Store):
     def _grow(self, count: int) -> None:
         self._arrive()
         before, more, rows = self.count, count - self.count, self.rows
-        self.slot, self.known, self._dirty, self._written = (
+        self.slot, self.present, self._dirty, self._written = (
             torch.cat([flags, flags.new_zeros(more)])
-            for flags in (self.slot, self.known, self._dirty, self._written)
+            for flags in (self.slot, self.present, self._dirty, self._written)
         )
         if self._before is not None:
-            slot, known, dirty = (torch.cat([flags, flags.new_zeros(more)]) for flags in self._before)
-            self._before = slot, known, dirty
+            slot, present, dirty = (torch.cat([flags, flags.new_zeros(more)]) for flags in self._before)
+            self._before = slot, present, dirty
         self.count = count
         if rows is not None:
             self.rows = self._allocate(rows)

@@ -19,6 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from bltoolbox.cli.common import DEBUGGING, Debug, say, show
+from bltoolbox.cli.display.problems import described
 from bltoolbox.cli.grouping import Commands, GroupedCommands
 from bltoolbox.cli.streams import CLOSED, OutputFailed
 from bltoolbox.distributed.signals import Interrupted
@@ -113,7 +114,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, OutputFailed) and error.exit_code == CLOSED:
         return CLOSED
     if isinstance(error, BltError):
-        say(str(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
+        say(described(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None and not is_out_of_memory(error):
         say(f"error: cannot use {_shown(error.filename)}: {error.strerror or error}")

@@ -20,6 +20,7 @@ from bltoolbox.cli.common import (
     wrapped,
 )
 from bltoolbox.cli.completion import complete_recipe, complete_shipped
+from bltoolbox.cli.display.problems import described
 from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import BltError, RecipeError, UsageError
 
@@ -43,20 +44,24 @@ def validate(
             autocompletion=complete_recipe,
         ),
     ],
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Also load the data and compute one sample: device, shapes, batches."),
+    ] = False,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Check recipes and report every problem.
 
-    For example: blt validate denoise sampler.size=8
+    For example: blt validate denoise sampler.size=8 --deep
     """
     sources, overrides = split_overrides(arguments)
     if not sources:
         raise UsageError("no recipe given, only overrides; name a file or a shipped recipe")
     registry = open_registry(plugin)
     results = [
-        _check(source, variant, overrides, registry)
+        _check(source, variant, overrides, registry, deep)
         for source in sources
         for variant in _variants(source, overrides)
     ]
@@ -67,8 +72,10 @@ def validate(
         if error is None:
             variant = result.get("variant")
             show(f"{result['recipe']}{f', variant {variant}' if variant else ''}: valid")
+            for name, fact in result.get("facts", {}).items():
+                show(f"  {name:<18}{fact}")
         else:
-            say(str(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
+            say(described(error) if isinstance(error, RecipeError) else f"error: {error}", lines=True)
     raise typer.Exit(code)
 
 
@@ -85,7 +92,7 @@ def _variants(source: str, overrides: list[str]) -> list[str | None]:
 
 
 def _check(
-    source: str, variant: str | None, overrides: list[str], registry: Registry
+    source: str, variant: str | None, overrides: list[str], registry: Registry, deep: bool
 ) -> tuple[dict[str, Any], BltError | None]:
     """The result as JSON, and the error if there is one."""
     from bltoolbox.config.recipe import load_recipe
@@ -93,7 +100,11 @@ def _check(
     result: dict[str, Any] = {"recipe": source} | ({"variant": variant} if variant else {})
     try:
         chosen = [f"variant={variant}"] if variant else []
-        load_recipe(source, [*overrides, *chosen], registry)
+        recipe = load_recipe(source, [*overrides, *chosen], registry)
+        if deep:
+            from bltoolbox.training.rehearsal import rehearse
+
+            result["facts"] = rehearse(recipe, registry)
     except RecipeError as error:
         problems = [
             {"file": problem.file, "line": problem.line, "column": problem.column, "message": problem.message}

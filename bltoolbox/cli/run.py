@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -130,7 +131,9 @@ def run(
             directory = RunDirectory(path, overwrite=may_replace, ranks=ranks)
             with _display(quiet or as_json, verbose) as display, _resume_hint(directory, ranks):
                 result = run_in(
-                    directory, experiment, [display, *_profilers(profile, directory), ReportWriter(path)]
+                    directory,
+                    experiment,
+                    [display, *_profilers(profile, directory), ReportWriter(path, [display])],
                 )
             _show(result, as_json, ranks)
 
@@ -200,7 +203,7 @@ def _continue(reopened: Reopened, ranks: Ranks, quiet: bool, verbose: bool, as_j
 
     directory = reopened.directory
     with _display(quiet or as_json, verbose) as display, _resume_hint(directory, ranks):
-        result = resume_in(directory, reopened.experiment, [display, ReportWriter(directory.path)])
+        result = resume_in(directory, reopened.experiment, [display, ReportWriter(directory.path, [display])])
     _show(result, as_json, ranks)
 
 
@@ -239,7 +242,11 @@ def _fresh(recipe: Recipe) -> Path:
 def _display(quiet: bool, verbose: bool) -> Log | Progress:
     from bltoolbox.reports.progress import Log, Progress
 
-    return Log() if verbose else Progress(quiet=quiet or Place.here().rank > 0)
+    if Place.here().rank > 0:
+        return Progress(quiet=True)
+    if verbose or not (quiet or sys.stderr.isatty()):
+        return Log(verbose=verbose)
+    return Progress(quiet=quiet)
 
 
 @contextlib.contextmanager
@@ -250,7 +257,7 @@ def _resume_hint(directory: RunDirectory, ranks: Ranks) -> Iterator[None]:
 
     complete = False
     try:
-        with handled():
+        with handled(answers=ranks.size == 1):
             yield
             complete = True
     except Interrupted as stop:

@@ -92,9 +92,9 @@ def _parsed(overrides: Overrides, problems: list[Problem]) -> Iterator[tuple[Whe
         where: Where = tuple(part.strip() for part in key.split("."))
         if not equals or not all(where):
             message = f"{override!r} is not an override; write key=value, e.g. sampler.size=8"
-            problems.append(Problem(message, "<override>", number))
+            problems.append(Problem(message, "<override>", number, source=override))
             continue
-        yield where, parse(text, Spot("<override>", number, len(key) + 2))
+        yield where, parse(text, Spot("<override>", number, len(key) + 2, f"{key}="))
 
 
 def apply_overrides(document: Document, overrides: Overrides) -> None:

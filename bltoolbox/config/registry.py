@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bltoolbox.config.signatures import Signature
 
 GROUP = "bltoolbox"
+_FROM_FILE = "; to use one from a file, add --plugin FILE.py"
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -182,7 +183,9 @@ class Registry:
             raise UsageError(f"{name!r} is the name of more than one component; use {choices}")
         if not kinds:
             hint = did_you_mean(name, [other for _, other in self._components])
-            raise MissingError(f"{name!r} is not a registered component{hint} (blt list){self._broken()}")
+            raise MissingError(
+                f"{name!r} is not a registered component{hint or _FROM_FILE} (blt list){self._broken()}"
+            )
         return self.get(kinds[0], name)
 
     def warnings(self) -> list[str]:
@@ -203,14 +206,28 @@ class Registry:
         elsewhere = [other for other, offered in self._components if offered == name]
         same_kind = [offered for other, offered in self._components if other == kind]
         hint = f"; it is of kind {elsewhere[0]}" if elsewhere else did_you_mean(name, same_kind)
-        return f"{name!r} is not a registered {kind}{hint} (blt list {kind}){self._broken()}"
+        return f"{name!r} is not a registered {kind}{hint or _FROM_FILE} (blt list {kind}){self._broken()}"
 
     def _broken(self) -> str:
         names = [repr(plugin.name) for plugin in self._plugins if plugin.status == "broken"]
         return f"; broken plugins: {', '.join(names)}" if names else ""
 
 
-def load_registry(files: Sequence[str | Path | ModuleType] = ()) -> Registry:
+#: Plugin files, or modules that are imported.
+Plugins = Sequence[str | Path | ModuleType]
+
+
+def registry_with(plugins: Plugins) -> Registry:
+    """The installed components and those of ``plugins``, all of which must be usable."""
+    registry = load_registry(plugins)
+    names = {given.__name__ if isinstance(given, ModuleType) else Path(given).name for given in plugins}
+    for plugin in registry.plugins():
+        if plugin.status == "broken" and plugin.name in names:
+            raise MissingError(f"{plugin.origin} cannot be used: {plugin.reason}")
+    return registry
+
+
+def load_registry(files: Plugins = ()) -> Registry:
     """Discover the installed plugins, and add those in ``files``, which may also be modules that are imported."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)

@@ -42,9 +42,11 @@ class Spot:
     file: str
     line: int = 1
     column: int = 1
+    #: The line of text, if it is known.
+    source: str = field(default="", compare=False, repr=False)
 
     def problem(self, message: str) -> Problem:
-        return Problem(message, self.file, self.line, self.column)
+        return Problem(message, self.file, self.line, self.column, self.source)
 
 
 @dataclass
@@ -144,6 +146,7 @@ class _Stop(Exception):
 class _Composer:
     def __init__(self, text: str, root: Spot) -> None:
         self.text = text
+        self.lines = text.split("\n")
         self.origin = root
         self.document = Document(None, root)
         try:
@@ -219,8 +222,10 @@ class _Composer:
         return f"{dotted(where)}: " if where else ""
 
     def _spot(self, line: int, column: int) -> Spot:
-        origin = self.origin
-        return Spot(origin.file, origin.line + line, (origin.column if line == 0 else 1) + column)
+        origin, source = self.origin, self.lines[line] if line < len(self.lines) else ""
+        if line == 0:  # behind the key of an override
+            return Spot(origin.file, origin.line, origin.column + column, origin.source + source)
+        return Spot(origin.file, origin.line + line, 1 + column, source)
 
     def _problem(self, mark: Any, message: str) -> None:
         spot = self._spot(mark.line, mark.column) if mark else self.origin

@@ -1,9 +1,10 @@
 """SIGINT and SIGTERM, delivered only where nothing can be left incomplete.
 
 In a run (``handled``), a signal outside ``allowed`` waits; inside it raises ``Interrupted`` at once, and the
-code there undoes what it began. Elsewhere in a command (``end_process``) it always raises
-``Interrupted``, except during imports, where extension modules turn exceptions into other ones, and at the very end:
-there the process exits at once.
+code there undoes what it began. A signal that waits is acknowledged at once, and a second Ctrl-C ends the process
+without waiting: files are replaced atomically, so what was written stays intact. Elsewhere in a command
+(``end_process``) it always raises ``Interrupted``, except during imports, where extension modules turn exceptions into
+other ones, and at the very end: there the process exits at once.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Seconds after which another Ctrl-C is meant; a shell may deliver one twice.
+_AGAIN = 0.3
+#: Codes of a terminal: start of an empty line, visible cursor.
+_LINE, _CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 
 class Interrupted(BaseException):
@@ -35,15 +41,33 @@ class _State:
     pending: int | None = None
     #: Whether nothing remains to be done but to exit.
     ending: bool = False
+    #: Whether a user at the keyboard is told that a signal waits, and may insist.
+    answers: bool = False
+    since: float = 0.0
 
 
 _state = _State()
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
+    first = _state.pending is None and not _state.since
+    if first:
+        _state.since = time.monotonic()
+    elif _state.answers and number == signal.SIGINT and time.monotonic() - _state.since > _AGAIN:
+        _write("interrupted at once" if not os.isatty(2) else f"{_CURSOR}interrupted at once")
+        os._exit(128 + number)
     _state.pending = number
+    if _state.answers and first:
+        more = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        _write(f"interrupting: stopping at the next safe place{more}")
     if _state.allowed:
         _raise()
+
+
+def _write(sentence: str) -> None:
+    """A line on stderr. Past Python's buffers, which the signal may have found locked."""
+    with contextlib.suppress(OSError):
+        os.write(2, (f"{_LINE}{sentence}\n" if os.isatty(2) else f"{sentence}\n").encode())
 
 
 def _raise() -> None:
@@ -53,10 +77,13 @@ def _raise() -> None:
 
 
 @contextlib.contextmanager
-def handled() -> Iterator[None]:
-    """Turn the two signals into ``Interrupted`` within this block (main thread only)."""
+def handled(answers: bool = False) -> Iterator[None]:
+    """Turn the two signals into ``Interrupted`` within this block (main thread only).
+
+    With ``answers``, the first one is acknowledged on stderr, and a second Ctrl-C is not kept waiting.
+    """
     # Before the handlers, or a signal that comes right after them would be forgotten.
-    _state.pending, _state.allowed = None, False
+    _state.pending, _state.allowed, _state.answers, _state.since = None, False, answers, 0.0
     with _handlers(_handle):
         yield
     # One that came too late to interrupt anything still counts: what follows in a script must not start.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -92,15 +91,18 @@ def recipe_html(recipe: Recipe) -> str:
 
 @contextlib.contextmanager
 def progress(wanted: bool) -> Iterator[list[Listener]]:
-    """A bar on a terminal and in a notebook that has ipywidgets; elsewhere a line for every check, on stderr."""
+    """A bar on a terminal and in a notebook; elsewhere a line for every check, on stderr."""
     if not wanted:
         yield []
         return
     from rich.console import Console
 
+    from bltoolbox.reports.notebook_progress import NotebookProgress, in_notebook
     from bltoolbox.reports.progress import Log, Progress
 
-    console = Console(stderr=True)
-    widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
-    with Progress() if console.is_terminal or widgets else Log() as display:
-        yield [display]
+    if in_notebook():
+        with NotebookProgress() as display:
+            yield [display]
+        return
+    with Progress() if Console(stderr=True).is_terminal else Log() as lines:
+        yield [lines]

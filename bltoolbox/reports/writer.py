@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from bltoolbox.bilevel.events import Listener
@@ -15,13 +16,22 @@ log = logging.getLogger(__name__)
 
 
 class ReportWriter(Listener):
-    """Writes figures and report into a run directory; an error here does not make the run fail."""
+    """Writes figures and report into a run directory; an error here does not make the run fail.
 
-    def __init__(self, path: Path) -> None:
+    ``display`` shows what takes time here; the other listeners have seen the end of the run.
+    """
+
+    def __init__(self, path: Path, display: Sequence[Listener] = ()) -> None:
         self.path = path
+        self.display = display
 
     def finished(self, result: RunResult) -> None:
-        for name, write in ((PICTURES, self._draw), (REPORT_FILE, self._report)):
+        for name, noun, write in (
+            (PICTURES, "figures", self._draw),
+            (REPORT_FILE, "report", self._report),
+        ):
+            for listener in self.display:
+                listener.phase(f"writing the {noun}")
             try:
                 write(result)
             except Exception as error:

@@ -90,11 +90,11 @@ def _restore_tensor(restorer: Restorer, image: Tensor, noise: float | str | None
     kind = batch.dtype
     if kind == torch.bfloat16:  # NumPy has none
         batch = batch.float()
-    images = [_restore_planes(restorer, one.permute(1, 2, 0).numpy(), noise) for one in batch]
+    images = [_restore_planes(restorer, planes.permute(1, 2, 0).numpy(), noise) for planes in batch]
     if not images:
         return image.clone()
-    found = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous().to(kind)
-    return found[(0,) * (4 - image.ndim)].to(image.device)
+    restored = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous().to(kind)
+    return restored[(0,) * (4 - image.ndim)].to(image.device)
 
 
 def _restore_planes(restorer: Restorer, image: NDArray[Any], noise: float | str | None) -> NDArray[Any]:

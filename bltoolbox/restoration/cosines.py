@@ -79,8 +79,8 @@ def _twiddles(size: tuple[int, int]) -> Tensor:
     height, width = size
     u = torch.arange(height, dtype=torch.float64).unsqueeze(1) / height
     v = torch.arange(width // 2 + 1, dtype=torch.float64) / width
-    one = torch.ones_like(u + v)
-    both, mirrored = (torch.polar(one, -math.pi / 2 * phase) for phase in (v + u, v - u))
+    modulus = torch.ones_like(u + v)
+    both, mirrored = (torch.polar(modulus, -math.pi / 2 * phase) for phase in (v + u, v - u))
     return torch.stack([both / 2, mirrored / 2, both.conj(), -1j * both.conj()])
 
 

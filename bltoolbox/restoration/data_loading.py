@@ -285,10 +285,10 @@ class Samples:
         if self.splits:
             assert self.loss is not None
             level = None if self.noise is None else self.noise.level
-            part, held_back = self.loss.split(y, level, keyed_generator("split", self.stream, self.seed, i))
+            used, held_back = self.loss.split(y, level, keyed_generator("split", self.stream, self.seed, i))
             exact = converted(context, torch.float64)
             target = None if held_back is None else self._where_measured(held_back, y, exact)
-            y = self._where_measured(part, y, exact)
+            y = self._where_measured(used, y, exact)
         if self.check is not None and (sentence := self.check(y.unsqueeze(0))) is not None:
             raise BltError(f"measurement {self.data.label(i)}: {sentence}")
         return y.to(self.dtype), None if target is None else target.to(self.dtype)

@@ -179,29 +179,29 @@ def evaluate_tasks(
             for first in range(0, len(mine), chunk):
                 places = mine[first : first + chunk]
                 for view in views:
-                    part = view.on([positions[place] for place in places])
-                    lower = part.lower
+                    chunk_view = view.on([positions[place] for place in places])
+                    lower = chunk_view.lower
                     solution = solve_cold(solver, lower, distance, limit)
                     start = lower.start()
                     for values, x in ((before, start), (after, solution.x)):
-                        for name, more in part.measure(x).items():
+                        for name, more in chunk_view.measure(x).items():
                             values[name] += more
                     iterations += int(solution.iterations.sum())
                     if view is not views[0] or not keep:
                         continue
                     shown = [lower.view(start), lower.view(solution.x)]
-                    rows = shown + ([] if part.truth is None else [part.truth])
+                    rows = shown + ([] if chunk_view.truth is None else [chunk_view.truth])
                     for place, *row in zip(places, *rows, strict=True):
                         if place < keep:
                             images[place] = Restored(*(image.cpu().contiguous() for image in row))
         return {"before": before, "after": after, "iterations": iterations}
 
-    parts = ranks.each("evaluation", work)
+    by_rank = ranks.each("evaluation", work)
     if samples is not None:
         _bring_to_first(ranks, images, min(keep, len(positions)), samples)
     labels = [tasks.label(position) for position in positions]
     before, after = (
-        {metric.name: _in_order([part[when][metric.name] for part in parts]) for metric in wanted}
+        {metric.name: _in_order([measured[when][metric.name] for measured in by_rank]) for metric in wanted}
         for when in ("before", "after")
     )
     return Evaluation(
@@ -209,7 +209,7 @@ def evaluate_tasks(
         before,
         after,
         labels,
-        sum(part["iterations"] for part in parts),
+        sum(measured["iterations"] for measured in by_rank),
         [images[place] for place in sorted(images)],
         UNIT if samples is None else samples.range,
         samples is not None,
@@ -286,8 +286,8 @@ class _TaskView:
         own = [metric.name for metric in self.metrics if metric != LOSS]
 
         def measure(x: Tensor) -> dict[str, list[float]]:
-            found = self.at.measure(own, ids, x) if own else {}
-            return found | ({LOSS.name: upper.value(x).tolist()} if LOSS in self.metrics else {})
+            values = self.at.measure(own, ids, x) if own else {}
+            return values | ({LOSS.name: upper.value(x).tolist()} if LOSS in self.metrics else {})
 
         return _Part(lower, measure)
 
@@ -310,20 +310,20 @@ class _ImageView:
         return _Part(lower, measure, sample.truth)
 
     def _measure(self, sample: Sample, lower: ImageLower, x: Tensor) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
-        of_images = [one for one in self.metrics if isinstance(one, ImageMetric) and one != LOSS]
+        values: dict[str, list[float]] = {}
+        of_images = [metric for metric in self.metrics if isinstance(metric, ImageMetric) and metric != LOSS]
         if of_images:
             assert sample.truth is not None
-            found |= measure(of_images, x, sample.truth, self.samples.range)
+            values |= measure(of_images, x, sample.truth, self.samples.range)
         if LOSS in self.metrics:
             upper = self.at.problem.upper_loss.bind(sample, BoundOperator(lower))
-            found[LOSS.name] = upper.value(x).tolist()
-        return found
+            values[LOSS.name] = upper.value(x).tolist()
+        return values
 
 
 def _in_order(parts: Sequence[Sequence[float]]) -> list[float]:
     """The results of all ranks, which share the images in turn."""
-    return [parts[k % len(parts)][k // len(parts)] for k in range(sum(len(part) for part in parts))]
+    return [parts[k % len(parts)][k // len(parts)] for k in range(sum(len(values) for values in parts))]
 
 
 def _bring_to_first(ranks: Ranks, images: dict[int, Restored], keep: int, samples: Samples) -> None:
@@ -338,5 +338,5 @@ def _bring_to_first(ranks: Ranks, images: dict[int, Restored], keep: int, sample
             images[place] = Restored(*buffer)
         else:
             restored = images[place]
-            parts = [part for part in (restored.start, restored.x, restored.x_true) if part is not None]
+            parts = [image for image in (restored.start, restored.x, restored.x_true) if image is not None]
             ranks.exchange({0: torch.stack(parts, out=buffer)}, {})

@@ -92,14 +92,14 @@ class PhysicsOperator(Operator):
         name = type(physics).__name__
         if not hasattr(physics, "A_adjoint"):
             raise BltError(f"{name} has no adjoint; a linear physics is needed")
-        for part in ("mask", "filter"):
+        for attribute in ("mask", "filter"):
             # Samples leave the batch when they are solved, and a part of a physics cannot be taken.
             if (
-                isinstance(entry := getattr(physics, part, None), Tensor)
+                isinstance(entry := getattr(physics, attribute, None), Tensor)
                 and entry.ndim > 3
                 and len(entry) > 1
             ):
-                raise BltError(f"{name} has a {part} for each sample; reconstruct them one by one")
+                raise BltError(f"{name} has a {attribute} for each sample; reconstruct them one by one")
         self.physics = physics
         self.own = tuple(own)
         self.shape = self.own if len(own) == 3 else (1, 1, math.prod(own))

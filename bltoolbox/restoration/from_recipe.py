@@ -83,8 +83,8 @@ def measured(
             "noise",
             f"a level of {level:g} drowns images with values from {low:g} to {high:g}; lower it",
         )
-    known = None if source.offers("measured") else level
-    if training and (sentence := problem.upper_loss.check_noise(known)) is not None:
+    simulated = None if source.offers("measured") else level
+    if training and (sentence := problem.upper_loss.check_noise(simulated)) is not None:
         raise refusal(recipe, "upper_loss", f"{recipe.upper_loss.name}: {sentence}")
     try:
         return Samples(

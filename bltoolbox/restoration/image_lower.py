@@ -169,7 +169,7 @@ class ImageLower(Lower):
     def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
         self.counter.mixed_products += len(x)
         q = self._free_part(x, q)
-        raw = {role: split(self.theta, role) for role in self.problem.parts}
+        raw = {role: split(self.theta, role) for role in self.problem.components}
         rows = join(regularizer=self.problem.regularizer.pairing_gradients(raw["regularizer"], x, q))
         others = join(operator=raw["operator"], data_term=raw["data_term"])
         if others:

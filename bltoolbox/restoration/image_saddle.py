@@ -68,9 +68,12 @@ class ImageSaddle:
     @property
     def gap_convexity(self) -> Tensor:
         lower = self.lower
-        known = lower.at.data_convexity(lower.y, lower.context)
+        convexity = lower.at.data_convexity(lower.y, lower.context)
         return (
-            torch.as_tensor(0.0 if known is None else known).to(lower.mu).expand_as(lower.mu).clamp_min(0.0)
+            torch.as_tensor(0.0 if convexity is None else convexity)
+            .to(lower.mu)
+            .expand_as(lower.mu)
+            .clamp_min(0.0)
         )
 
     def scale(self, x: Tensor) -> Tensor:

@@ -58,7 +58,9 @@ class LearnedForward(WrappedLoss):
             bound = self.lower.problem.upper_loss.bind(self.sample, forward)
             total = (weights * bound.value(x.detach())).sum()
         through = gradients_of(total, leaves)
-        return own | {name: part + own[name] if name in own else part for name, part in through.items()}
+        return own | {
+            name: gradient + own[name] if name in own else gradient for name, gradient in through.items()
+        }
 
     def take(self, index: Tensor) -> LearnedForward:
         return LearnedForward(
@@ -67,7 +69,7 @@ class LearnedForward(WrappedLoss):
 
 
 def _rows_of_sample(sample: Sample, index: Tensor) -> Sample:
-    truth, target = (None if part is None else part[index] for part in (sample.truth, sample.target))
+    truth, target = (None if batch is None else batch[index] for batch in (sample.truth, sample.target))
     return replace(
         sample,
         ids=[sample.ids[i] for i in index.tolist()],

@@ -50,10 +50,10 @@ class Parameters(nn.Module):
             learned = name.partition(".")[0] not in frozen
             *path, last = name.split(".")
             home: nn.Module = self
-            for part in path:
-                if part not in home._modules:
-                    home.add_module(part, nn.Module())
-                home = home.get_submodule(part)
+            for module in path:
+                if module not in home._modules:
+                    home.add_module(module, nn.Module())
+                home = home.get_submodule(module)
             home.register_parameter(last, _parameter(name, value, learned))
 
     @property
@@ -144,7 +144,7 @@ class ImplicitLayer(Parameters):
         return self.problem.penalty(self.theta)
 
     def extra_repr(self) -> str:
-        parts = {role: type(part).__name__ for role, part in self.problem.parts.items()}
+        parts = {role: type(component).__name__ for role, component in self.problem.components.items()}
         parts |= {"hypergradient": type(self.method.estimator).__name__}
         return ", ".join([*(f"{key}={name}" for key, name in parts.items()), f"tol={self.method.tol:g}"])
 
@@ -201,7 +201,7 @@ def _misfits(estimator: HypergradientEstimator, problem: Variational, solver: Lo
     if not problem.regularizer.smooth and not estimator.handles_nonsmooth:
         name = type(problem.regularizer).__name__
         yield f"needs derivatives of the regularizer, and {name} is not smooth; use piggyback"
-    partners = problem.parts | {"lower_solver": solver}
+    partners = problem.components | {"lower_solver": solver}
     for kind, methods in estimator.requires.items():
         partner = partners.get(kind)
         missing = [method for method in methods if partner is not None and not partner.offers(method)]

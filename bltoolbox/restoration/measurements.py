@@ -48,8 +48,8 @@ def context_rows(
     rows = {name: entry.unsqueeze(0) if single else entry for name, entry in given.items()}
     for name, entry in rows.items():
         if entry.ndim == 0 or len(entry) != count:
-            found = 0 if entry.ndim == 0 else len(entry)
-            raise BltError(f"context {name!r} has {found} rows for {count} measurements; give one for each")
+            length = 0 if entry.ndim == 0 else len(entry)
+            raise BltError(f"context {name!r} has {length} rows for {count} measurements; give one for each")
     return converted(rows, like.dtype, like.device)
 
 

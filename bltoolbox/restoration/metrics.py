@@ -186,5 +186,5 @@ def _plain(values: NDArray[Any]) -> NDArray[np.float64]:
 
 def _same_shape(x: NDArray[Any], x_true: NDArray[Any]) -> None:
     if x.shape != x_true.shape:
-        sizes = ("×".join(map(str, one.shape)) for one in (x, x_true))
+        sizes = ("×".join(map(str, images.shape)) for images in (x, x_true))
         raise ValueError("the images differ in size: {} and {}".format(*sizes))

@@ -92,8 +92,11 @@ def depends_on_size(problem: Variational, channels: int, side: int) -> bool:
     shapes = []
     for size in (4 * side, 8 * side):
         generator = keyed_generator("size")
-        theta = [part.init_params((channels, size, size), generator) for part in problem.parts.values()]
-        shapes.append([{name: value.shape for name, value in one.items()} for one in theta])
+        theta = [
+            component.init_params((channels, size, size), generator)
+            for component in problem.components.values()
+        ]
+        shapes.append([{name: value.shape for name, value in params.items()} for params in theta])
     return shapes[0] != shapes[1]
 
 
@@ -121,20 +124,20 @@ def geometry(
             return None
         prepared = prepare(problem, theta)["operator"]
         whole = around.apply(x, prepared, {})
-        part = inside.apply(x[:, :, middle, middle], prepared, {})
+        cropped = inside.apply(x[:, :, middle, middle], prepared, {})
     except (ValueError, KeyError, RuntimeError):
         return None
-    steps = {large - small for large, small in zip(whole.shape[2:], part.shape[2:], strict=True)}
+    steps = {large - small for large, small in zip(whole.shape[2:], cropped.shape[2:], strict=True)}
     step = steps.pop()
     if steps or step <= 0 or first % (scale := inner // step) or scale * step != inner:
         return None
-    rows, columns = (inner - scale * length for length in part.shape[2:])
+    rows, columns = (inner - scale * length for length in cropped.shape[2:])
     if min(rows, columns) < 0 or (picture is not None and (scale, rows, columns) != (1, 0, 0)):
         return None
     # The middle of the part, which sees nothing of what was cut away, lies at the same place in both.
-    place, shift = part.shape[2] // 2, first // scale
+    place, shift = cropped.shape[2] // 2, first // scale
     seen, expected = slice(place, place + 2), slice(place + shift, place + shift + 2)
-    same = torch.allclose(part[:, :, seen, seen], whole[:, :, expected, expected], rtol=1e-4, atol=1e-5)
+    same = torch.allclose(cropped[:, :, seen, seen], whole[:, :, expected, expected], rtol=1e-4, atol=1e-5)
     return Geometry(scale, (rows, columns), picture is not None) if same else None
 
 
@@ -214,10 +217,12 @@ def _reach(problem: Variational, theta: Theta, strips: Tensor, around: Geometry)
         tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
         method = ConjugateGradients("the reach of a pixel")
         try:
-            found, residual, _ = solve_linear(method, system, rhs, torch.zeros_like(rhs), tol, _ITERATIONS)
+            influence, residual, _ = solve_linear(
+                method, system, rhs, torch.zeros_like(rhs), tol, _ITERATIONS
+            )
         except BltError:  # not definite
             return torch.ones(MOST + 1)
     if bool((residual > 10 * tol).any()):  # nothing is known, and the largest overlap is taken
         return torch.ones(MOST + 1)
     line = around.scale * (y.shape[3] - beyond) + around.margin[1] // 2
-    return lower.view(found).abs().amax((0, 1, 2))[:line].flip(0).cpu()
+    return lower.view(influence).abs().amax((0, 1, 2))[:line].flip(0).cpu()

@@ -67,7 +67,7 @@ class Images(Data):
         sizes = {"clean": self._clean, "measured": self._measured, "groups": self._groups} | {
             f"context {name!r}": rows for name, rows in self._context.items()
         }
-        counts = {name: len(one) for name, one in sizes.items() if one is not None}
+        counts = {name: len(images) for name, images in sizes.items() if images is not None}
         self.count = next(iter(counts.values()))
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -108,8 +108,8 @@ class DatasetImages(Data):
         self.dataset: Any = dataset
         self.count = len(dataset)
         first, again = self._item(0), self._item(0)
-        self._shapes = [part.shape for part in first]
-        if not all(torch.equal(one, other) for one, other in zip(first, again, strict=True)):
+        self._shapes = [tensor.shape for tensor in first]
+        if not all(torch.equal(before, other) for before, other in zip(first, again, strict=True)):
             raise UsageError(
                 f"item 0 of {type(dataset).__name__} differs between two reads; an image must depend on its index"
                 " alone, so leave random crops and noise out"
@@ -128,31 +128,31 @@ class DatasetImages(Data):
         return torch.stack([self._read(i, 1) for i in ids])
 
     def _read(self, i: int, place: int) -> Tensor:
-        part = self._item(i)[place]
-        if part.shape != self._shapes[place]:
+        tensor = self._item(i)[place]
+        if tensor.shape != self._shapes[place]:
             raise ValueError(
-                f"item {i} of {type(self.dataset).__name__} is {_by(part.shape)}, but item 0 is"
+                f"item {i} of {type(self.dataset).__name__} is {_by(tensor.shape)}, but item 0 is"
                 f" {_by(self._shapes[place])}; all must have the same shape"
             )
-        return part
+        return tensor
 
     def _item(self, i: int) -> tuple[Tensor, ...]:
         """An image, or an image and a measurement."""
         name, item = type(self.dataset).__name__, self.dataset[i]
         parts = tuple(item) if isinstance(item, tuple | list) else (item,)
-        if len(parts) > 2 or not all(isinstance(part, Tensor | np.ndarray) for part in parts):
-            kinds = ", ".join(type(part).__name__ for part in parts)
+        if len(parts) > 2 or not all(isinstance(array, Tensor | np.ndarray) for array in parts):
+            kinds = ", ".join(type(array).__name__ for array in parts)
             raise UsageError(
                 f"item {i} of {name} is ({kinds}); give a data set whose items are an image tensor, or a pair (x, y)"
                 " of a true image and its measurement"
             )
-        batches = [part[None] for part in parts]
+        batches = [array[None] for array in parts]
         turned = _channels_last(batches[0])
         clean = _batch(batches[0], turned, f"item {i} of {name}", single=True)
         measured = [
-            _batch(part, turned, f"item {i} of {name}", images=False, single=True) for part in batches[1:]
+            _batch(array, turned, f"item {i} of {name}", images=False, single=True) for array in batches[1:]
         ]
-        return tuple(_floats(part)[0] for part in (clean, *measured))
+        return tuple(_floats(array)[0] for array in (clean, *measured))
 
 
 def as_data(given: Any) -> Data:
@@ -185,9 +185,9 @@ def _digest(data: Data) -> str:
     hashed = hashlib.blake2b(repr((count, data.range)).encode(), digest_size=16)
     for i in range(0, count, step):
         rows = [getattr(data, name)([i]) for name in ("clean", "measured") if data.offers(name)]
-        for part in [*rows, *data.context([i]).values()]:
-            hashed.update(f"{tuple(part.shape)} {part.dtype}".encode())
-            hashed.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+        for tensor in [*rows, *data.context([i]).values()]:
+            hashed.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+            hashed.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
 
 
@@ -290,10 +290,10 @@ def _floats(rows: Tensor) -> Tensor:
         rows = torch.cat([rows.real, rows.imag], dim=1)
     if not rows.is_floating_point():
         rows = rows.double() / torch.iinfo(rows.dtype).max
-    found = rows.to(torch.float32, copy=True).contiguous()
-    if not bool(torch.isfinite(found).all()):
+    floats = rows.to(torch.float32, copy=True).contiguous()
+    if not bool(torch.isfinite(floats).all()):
         raise ValueError("the data contain NaN or infinity")
-    return found
+    return floats
 
 
 def _by(shape: Sequence[int]) -> str:

@@ -71,7 +71,7 @@ class Rescaled(Regularizer):
 
     def pairing_gradients(self, theta: Theta, x: Tensor, q: Tensor) -> dict[str, Tensor]:
         parts = self.base.pairing_gradients(theta, x / self.scale, q)
-        return {name: self.scale * part for name, part in parts.items()}
+        return {name: self.scale * gradient for name, gradient in parts.items()}
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
         return self.base.lipschitz(theta, shape)
@@ -80,11 +80,11 @@ class Rescaled(Regularizer):
         return self.base.strong_convexity(theta, shape)
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
-        found = self.base.constants(theta, x / self.scale, radius / self.scale)
+        constants = self.base.constants(theta, x / self.scale, radius / self.scale)
         return Constants(
-            hessian_lipschitz=found.hessian_lipschitz / self.scale,
-            mixed_lipschitz=found.mixed_lipschitz,
-            mixed_norm=found.mixed_norm * self.scale,
+            hessian_lipschitz=constants.hessian_lipschitz / self.scale,
+            mixed_lipschitz=constants.mixed_lipschitz,
+            mixed_norm=constants.mixed_norm * self.scale,
         )
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class Rescaled(Regularizer):
         return self.base.pictures(theta)
 
     def potentials(self, theta: Theta) -> Potentials | None:
-        found = self.base.potentials(theta)
-        if found is None:
+        potentials = self.base.potentials(theta)
+        if potentials is None:
             return None
-        return Potentials(self.scale * found.t, self.scale**2 * found.values, found.weights)
+        return Potentials(self.scale * potentials.t, self.scale**2 * potentials.values, potentials.weights)

@@ -129,5 +129,8 @@ class RunResult(Shown):
         """The means of one metric over the evaluation images."""
         results = {"initial": self.initial, "baseline": self.baseline, "after": self.evaluation}
         before = None if self.evaluation is None else self.evaluation.mean_before(name)
-        means = {when: None if found is None else found.mean(name) for when, found in results.items()}
+        means = {
+            when: None if evaluation is None else evaluation.mean(name)
+            for when, evaluation in results.items()
+        }
         return {f"{name}_{when}": value for when, value in {"before": before, **means}.items()}

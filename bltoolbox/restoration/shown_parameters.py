@@ -40,13 +40,13 @@ class ParameterPictures:
 
 def shown_parameters(problem: Variational, prepared: Mapping[str, Theta]) -> list[ParameterPictures]:
     """Pictures of θ, which is prepared by role; the regularizer's filters are drawn apart, with their potentials."""
-    found = []
-    for role, part in problem.parts.items():
-        filters = isinstance(part, Regularizer) and _has_filters(part)
-        if not filters and (pictures := part.pictures(prepared[role])) is not None:
-            caption = part.caption or role.replace("_", " ").capitalize()
-            found.append(ParameterPictures(role, caption, pictures.detach().cpu().double()))
-    return found
+    shown = []
+    for role, component in problem.components.items():
+        filters = isinstance(component, Regularizer) and _has_filters(component)
+        if not filters and (pictures := component.pictures(prepared[role])) is not None:
+            caption = component.caption or role.replace("_", " ").capitalize()
+            shown.append(ParameterPictures(role, caption, pictures.detach().cpu().double()))
+    return shown
 
 
 def shown_filters(problem: Variational, prepared: Mapping[str, Theta]) -> Tensor | None:

@@ -20,14 +20,16 @@ def split(theta: Theta, role: str) -> dict[str, Tensor]:
 
 def join(**roles: Theta) -> dict[str, Tensor]:
     """Named parameters of several roles in one mapping."""
-    return {f"{role}.{name}": value for role, part in roles.items() for name, value in part.items()}
+    return {f"{role}.{name}": value for role, params in roles.items() for name, value in params.items()}
 
 
 def upgraded(theta: Theta, problem: Variational) -> dict[str, Tensor]:
     """θ as read from a file, in the parameters that the components have today."""
-    return join(**{role: part.upgrade(split(theta, role)) for role, part in problem.parts.items()})
+    return join(
+        **{role: component.upgrade(split(theta, role)) for role, component in problem.components.items()}
+    )
 
 
 def prepare(problem: Variational, theta: Theta) -> dict[str, Theta]:
     """θ by role, prepared by its component."""
-    return {role: part.prepare(split(theta, role)) for role, part in problem.parts.items()}
+    return {role: component.prepare(split(theta, role)) for role, component in problem.components.items()}

@@ -72,13 +72,13 @@ def load_other(source: Path | str, recipe: Recipe, theta: Theta, device: str, re
         solver = build_evaluation_solver(recipe, registry)
         expected = problem.init_params(keyed_generator("theta", recipe.seed))
     except RecipeError as error:  # e.g. a file is on another machine
-        sentences = "; ".join(one.message for one in error.problems)
+        sentences = "; ".join(entry.message for entry in error.problems)
         raise BltError(f"{source}: the components of its recipe cannot be built: {sentences}") from error
     except ValueError as error:
         raise BltError(f"{source}: its problem {recipe.problem.name!r} cannot be built: {error}") from error
     place = pick_device(device)
     theta = {name: value.to(place) for name, value in one_precision(theta, DTYPES[recipe.dtype]).items()}
-    found = Trained(problem, solver, theta, recipe)
-    if (flaw := found.find_flaw(expected, None)) is not None:
+    trained = Trained(problem, solver, theta, recipe)
+    if (flaw := trained.find_flaw(expected, None)) is not None:
         raise BltError(f"{source}: its θ cannot be used: {flaw}; train it again or choose another θ file")
-    return found
+    return trained

@@ -48,13 +48,13 @@ def find_flaw(
 
 def find_misfit(theta: Theta, expected: Iterable[Theta]) -> str | None:
     """Why ``theta`` is none of the ``expected`` ones with other values, of one precision and finite; None if it is."""
-    found, first = _shapes(theta), None
+    shapes, first = _shapes(theta), None
     for wanted in map(_shapes, expected):
-        if found == wanted:
+        if shapes == wanted:
             break
         first = first or wanted
     else:
-        return f"it has {found}, but the components of the recipe have {first}"
+        return f"it has {shapes}, but the components of the recipe have {first}"
     kinds = {value.dtype for value in theta.values()}
     if len(kinds) > 1 or not kinds <= set(_DTYPES):
         names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
@@ -70,8 +70,12 @@ def find_overflow_in_task(tasks: Tasks, theta: Theta, constants: bool) -> str | 
     lower, upper = tasks.at(theta, Counter()).on([0])
     start = lower.start()
     with detached():
-        found = {"energy": lower.energy(start), "gradient": lower.gradient(start), "loss": upper.value(start)}
-        bad = [name for name, value in found.items() if not bool(torch.isfinite(value).all())]
+        values = {
+            "energy": lower.energy(start),
+            "gradient": lower.gradient(start),
+            "loss": upper.value(start),
+        }
+        bad = [name for name, value in values.items() if not bool(torch.isfinite(value).all())]
         if constants and not bad:
             bounds = {"Lipschitz constant": lower.lipschitz, "strong convexity": lower.mu}
             bad = [name for name, value in bounds.items() if bool(torch.isnan(value).any())]
@@ -85,9 +89,9 @@ def find_size_misfit(
     with a sentence; None where θ is for images of any size, or of this one."""
     if tuple(trained[1:]) == tuple(shape[1:]):
         return None
-    for role, part in problem.parts.items():
+    for role, component in problem.components.items():
         if (own := split(theta, role)) and _shapes(own) != _shapes(
-            part.init_params((trained[0], *shape[1:]), keyed_generator("theta", 0))
+            component.init_params((trained[0], *shape[1:]), keyed_generator("theta", 0))
         ):
             sizes = ("×".join(map(str, size[1:])) for size in (trained, shape))
             what = role.replace("_", " ")
@@ -107,8 +111,8 @@ def initial_thetas(
         try:
             yield join(
                 **{
-                    role: part.init_params(shape, generator)
-                    for role, part in problem.parts.items()
+                    role: component.init_params(shape, generator)
+                    for role, component in problem.components.items()
                     if role != "operator" or with_operator
                 }
             )
@@ -124,7 +128,12 @@ def initial_theta(
 
     def begin(images: Sequence[int]) -> dict[str, Tensor]:
         generator = keyed_generator("theta", seed)
-        return join(**{role: part.init_params(images, generator) for role, part in problem.parts.items()})
+        return join(
+            **{
+                role: component.init_params(images, generator)
+                for role, component in problem.components.items()
+            }
+        )
 
     if shape is not None:
         return begin(tuple(shape))
@@ -145,7 +154,7 @@ def _to_try(
 ) -> Iterator[Sequence[int]]:
     """Small pictures of each number of channels, then those that θ is for."""
     for count in channels:
-        small = (one for side in _SIDES if not regularizer.check(one := (count, side, side)))
+        small = (square for side in _SIDES if not regularizer.check(square := (count, side, side)))
         yield from itertools.islice(small, 1)
     if shape is not None:
         yield shape
@@ -179,14 +188,14 @@ def _quantities(
 ) -> dict[str, Tensor | float | None]:
     """What a run computes from θ, the constants for images of ``shape``."""
     with torch.no_grad():
-        found: dict[str, Tensor | float | None] = {
+        quantities: dict[str, Tensor | float | None] = {
             "energy": regularizer.energy(theta, x),
             "gradient": regularizer.gradient(theta, x),
         }
         if shape is not None:
-            found["Lipschitz constant"] = regularizer.lipschitz(theta, shape)
-            found["strong convexity"] = regularizer.strong_convexity(theta, shape)
-    return found
+            quantities["Lipschitz constant"] = regularizer.lipschitz(theta, shape)
+            quantities["strong convexity"] = regularizer.strong_convexity(theta, shape)
+    return quantities
 
 
 def _shapes(theta: Theta) -> dict[str, list[int]]:

@@ -88,7 +88,9 @@ class Variational(Problem):
     def measurable(self, metrics: Iterable[ImageMetric], samples: Samples) -> tuple[ImageMetric, ...]:
         """The metrics that can be measured of samples, whose true images may not be known."""
         without = not self.upper_loss.needs_truth
-        return tuple(one for one in metrics if samples.has_truth or (without and not one.needs_truth))
+        return tuple(
+            metric for metric in metrics if samples.has_truth or (without and not metric.needs_truth)
+        )
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
@@ -101,13 +103,15 @@ class Variational(Problem):
         return self.upper_loss.scale
 
     @property
-    def parts(self) -> dict[str, Parametric]:
+    def components(self) -> dict[str, Parametric]:
         """The components that may have parameters, in the order in which these are initialised."""
         return {"regularizer": self.regularizer, "operator": self.operator, "data_term": self.data_term}
 
     def init_params(self, generator: torch.Generator) -> dict[str, Tensor]:
         shape = self.samples["training"].shape
-        return join(**{role: part.init_params(shape, generator) for role, part in self.parts.items()})
+        return join(
+            **{role: component.init_params(shape, generator) for role, component in self.components.items()}
+        )
 
     def tasks(self, split: str, like: Tensor) -> VariationalTasks | None:
         return VariationalTasks(self, self.samples[split]) if split in self.samples else None
@@ -131,28 +135,33 @@ class Variational(Problem):
 
     def check(self, shape: Sequence[int], without: Collection[str] = ()) -> tuple[str, str] | None:
         """The role and the sentence of the first component that cannot treat images of ``shape`` (C, H, W)."""
-        for role, part in self.parts.items():
-            if role not in without and (sentence := part.check(shape)):
+        for role, component in self.components.items():
+            if role not in without and (sentence := component.check(shape)):
                 return role, sentence
         return None
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
-        return join(**{role: part.project(split(theta, role)) for role, part in self.parts.items()})
+        return join(
+            **{role: component.project(split(theta, role)) for role, component in self.components.items()}
+        )
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        free = {role: part.project_gradient(split(gradient, role)) for role, part in self.parts.items()}
+        free = {
+            role: component.project_gradient(split(gradient, role))
+            for role, component in self.components.items()
+        }
         for role in self.frozen:
             free[role] = {name: torch.zeros_like(value) for name, value in free[role].items()}
         return join(**free)
 
     def penalty(self, theta: Theta) -> Tensor | None:
         total: Tensor | None = None
-        for role, part in self.parts.items():
-            if (penalty := part.penalty(split(theta, role))) is None:
+        for role, component in self.components.items():
+            if (penalty := component.penalty(split(theta, role))) is None:
                 continue
             if penalty.numel() != 1:
                 raise BltError(
-                    f"the penalty of {role} {type(part).__name__} has shape {list(penalty.shape)}, but must be one"
+                    f"the penalty of {role} {type(component).__name__} has shape {list(penalty.shape)}, but must be one"
                     " number; sum it up"
                 )
             total = penalty.reshape(()) if total is None else total + penalty.reshape(())

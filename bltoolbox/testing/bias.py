@@ -77,9 +77,9 @@ def exact_gradient(lower: Lower, upper: Upper, x: Tensor, weights: Tensor) -> di
     with torch.no_grad():
         method = ConjugateGradients("the check")
         q = solve_linear(method, lower.linearize(x), right, torch.zeros_like(right), tol, 5_000)[0]
-    z = {name: -part for name, part in lower.mixed(x, q, weights).items()}
-    for name, part in upper.theta_gradient(x, weights).items():
-        z[name] = z[name] + part
+    z = {name: -entry for name, entry in lower.mixed(x, q, weights).items()}
+    for name, entry in upper.theta_gradient(x, weights).items():
+        z[name] = z[name] + entry
     return z
 
 

@@ -47,7 +47,7 @@ class QuadraticSum:
     def lower_block(self, j: Tensor) -> QuadraticSum:
         """With block j of each task alone."""
         rows = torch.arange(len(j), device=j.device)
-        a, d, b = (part[rows, j].unsqueeze(1) for part in (self.a, self.d, self.b))
+        a, d, b = (coefficients[rows, j].unsqueeze(1) for coefficients in (self.a, self.d, self.b))
         return replace(self, a=a, d=d, b=b)
 
     def upper_block(self, k: Tensor) -> QuadraticSum:
@@ -91,15 +91,15 @@ def quadratic_sum(
     a = root @ root.mT + 0.5 * torch.eye(size, dtype=torch.float64)
     d = 0.5 + torch.rand(tasks, blocks, size, dtype=torch.float64, generator=generator)
     best = 0.5 * normal(size)
-    found = QuadraticSum(
+    problem = QuadraticSum(
         a, d, 2 * normal(tasks, blocks, size), normal(tasks, upper_blocks, size), normal(0), best
     )
-    centre = found.solution({"theta": best}).unsqueeze(1)
-    noise = 0.3 * (found.t - found.t.mean(1, keepdim=True))
+    centre = problem.solution({"theta": best}).unsqueeze(1)
+    noise = 0.3 * (problem.t - problem.t.mean(1, keepdim=True))
     weights = rho * torch.linspace(0.5, 1.5, upper_blocks, dtype=torch.float64)
     if upper_blocks == 1:
         weights = weights.new_full((1,), rho)
-    return replace(found, t=centre + noise, rho=weights.expand(tasks, upper_blocks))
+    return replace(problem, t=centre + noise, rho=weights.expand(tasks, upper_blocks))
 
 
 @dataclass(frozen=True)

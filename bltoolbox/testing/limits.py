@@ -106,17 +106,17 @@ def mean_estimate(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """z and its standard error; for a stochastic estimator the mean over draws, unless they are all the same."""
     z = repeated(estimator, ask, calls).gradient
-    exact = z, {name: torch.zeros_like(part) for name, part in z.items()}
+    exact = z, {name: torch.zeros_like(entry) for name, entry in z.items()}
     if not estimator.stochastic:
         return exact
     drawn = [z]
     for k in range(1, DRAWS):
         drawn.append(repeated(estimator, replace(ask, call=ask.call + k * calls), calls).gradient)
-        if k == 1 and all(torch.equal(part, z[name]) for name, part in drawn[1].items()):
+        if k == 1 and all(torch.equal(entry, z[name]) for name, entry in drawn[1].items()):
             return exact  # one block, and nothing else to draw
     rows = {name: torch.stack([z[name] for z in drawn]) for name in drawn[0]}
-    mean = {name: part.mean(0) for name, part in rows.items()}
-    return mean, {name: part.std(0) / DRAWS**0.5 for name, part in rows.items()}
+    mean = {name: entry.mean(0) for name, entry in rows.items()}
+    return mean, {name: entry.std(0) / DRAWS**0.5 for name, entry in rows.items()}
 
 
 def extended(limit: BiasLimit, more: int) -> BiasLimit:

@@ -129,7 +129,7 @@ def check_recipe(recipe: Recipe, registry: Registry, samples: int = SAMPLES) -> 
     )
     links += tuple(link for link in others if link is not None)
     _, direct = penalty_gradient(bench.oracle.problem, bench.theta)
-    z = {name: part + direct[name] if direct else part for name, part in z.items()}
+    z = {name: entry + direct[name] if direct else entry for name, entry in z.items()}
     z = bench.oracle.problem.project_gradient(z)
     rows = tuple(_compare(bench, z, name, d, reference) for name, d in _directions(bench, z))
     biased = not bench.oracle.hypergradient.exact
@@ -163,7 +163,7 @@ def _directions(bench: _Bench, z: Theta) -> Iterator[tuple[str, dict[str, Tensor
         free = bench.oracle.problem.project_gradient(raw)
         length = theta_size(free)
         if length > 1e-9:
-            yield label, {name: part / length for name, part in free.items()}
+            yield label, {name: entry / length for name, entry in free.items()}
 
 
 def _compare(bench: _Bench, z: Theta, name: str, direction: Theta, start: Tensor) -> Row:

@@ -86,7 +86,7 @@ def reference_hypergradient(lower: Lower, upper: Upper, x: Tensor, weights: Tens
     with torch.enable_grad():
         slope = torch.autograd.grad(lower.at_theta(leaves).energy(x).sum(), x, create_graph=True)[0]
         total = (weights * dot(slope, q)).sum()
-    z = {name: -part for name, part in gradients_of(total, leaves).items()}
-    for name, part in upper.theta_gradient(x.detach(), weights).items():
-        z[name] = z[name] + part
+    z = {name: -entry for name, entry in gradients_of(total, leaves).items()}
+    for name, entry in upper.theta_gradient(x.detach(), weights).items():
+        z[name] = z[name] + entry
     return z

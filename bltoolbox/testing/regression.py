@@ -151,7 +151,7 @@ def regression(
     levels = []
     for level in ("training", "validation"):
         drawn = [_rows(level, i, rows, features, spread) for i in range(tasks)]
-        levels.append(Rows(*(torch.stack(part).to(dtype) for part in zip(*drawn, strict=True))))
+        levels.append(Rows(*(torch.stack(values).to(dtype) for values in zip(*drawn, strict=True))))
     theta = {NAME: torch.linspace(-1.0, -0.3, features, dtype=dtype)}
     return RegressionLower(torch.arange(tasks), theta, levels[0]), RegressionLoss(levels[1])
 

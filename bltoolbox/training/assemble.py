@@ -95,6 +95,7 @@ def assemble(
         adaptive=recipe.chunk == "auto",
         iteration_limit=recipe.iteration_limit,
         strict=not parts["upper_optimizer"].handles_floor,
+        estimates=True,
         bound=recipe.certificates.bound,
         bound_every=recipe.certificates.every,
         wants=_wanted(recipe, parts["sampler"], parts["hypergradient"]),
@@ -173,7 +174,7 @@ def check_partners(recipe: Recipe, registry: Registry) -> None:
     """Checked when a recipe is loaded; recipes built in Python are checked here."""
     misfits = find_misfits(vars(recipe), registry)
     if misfits:
-        raise RecipeError([recipe.problem_at(one.section, one.message) for one in misfits])
+        raise RecipeError([recipe.problem_at(misfit.section, misfit.message) for misfit in misfits])
 
 
 def _start_sampler(recipe: Recipe, sampler: Sampler, m: int) -> dict[str, Any]:

@@ -260,9 +260,9 @@ def _standard_params(recipe: Recipe, problem: Variational, train: Samples) -> di
     """What one would choose without learning, by role; the initial θ unless a component has another choice."""
     generator = keyed_generator("theta", recipe.seed)
     params = {}
-    for role, part in problem.parts.items():
+    for role, component in problem.components.items():
         try:
-            params[role] = part.standard_params(train.shape, generator)
+            params[role] = component.standard_params(train.shape, generator)
         except ValueError as error:
             name = getattr(recipe, role).name
             raise refusal(recipe, "baseline", f"{name}: {error}, or leave baseline out") from error

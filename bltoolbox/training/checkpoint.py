@@ -153,14 +153,14 @@ class Checkpoints:
         ranks, number = self.ranks, self.number + 1
         changed = {name: store.changed() for name, store in self.stores.items()}
         rows = sum(store.changes for store in self.stores.values())
-        known = sum(int(store.known.sum()) for store in self.stores.values())
-        counts = ranks.gather("checkpoint", [rows, known])
-        held = sum(count for _, count in self.segments) + sum(one for one, _ in counts)
+        present = sum(int(store.present.sum()) for store in self.stores.values())
+        counts = ranks.gather("checkpoint", [rows, present])
+        held = sum(count for _, count in self.segments) + sum(new for new, _ in counts)
         segments = self.segments
-        many = sum(one for one, _ in counts) and held > _SLACK * max(sum(all_ for _, all_ in counts), 1)
+        many = sum(new for new, _ in counts) and held > _SLACK * max(sum(all_ for _, all_ in counts), 1)
         if many or self.stores.forgotten:
             changed = {name: store.everything() for name, store in self.stores.items()}
-            segments, rows = [], known
+            segments, rows = [], present
         if not warm_starts:
             changed, segments = {}, []
         rest = dict(content)
@@ -168,8 +168,8 @@ class Checkpoints:
 
         def write_own() -> dict[str, Any]:
             written: dict[str, Any] = {"segments": []}
-            for part, (parts, count) in enumerate(_segments(changed)):
-                written["segments"].append([self._name("warm", number, f"-p{part}"), count])
+            for place, (parts, count) in enumerate(_segments(changed)):
+                written["segments"].append([self._name("warm", number, f"-p{place}"), count])
                 self._write(written["segments"][-1][0], parts)
             if own and ranks.size > 1:
                 written["own"] = self._name("own", number)
@@ -177,11 +177,11 @@ class Checkpoints:
             return written
 
         written = ranks.each("checkpoint, segments", write_own)
-        segments = segments + [(name, count) for one in written for name, count in one["segments"]]
+        segments = segments + [(name, count) for files in written for name, count in files["segments"]]
         manifest = {
             "format": FORMAT,
-            "segments": [list(one) for one in segments],
-            "own": [own] if ranks.size == 1 else [one["own"] for one in written if "own" in one],
+            "segments": [list(segment) for segment in segments],
+            "own": [own] if ranks.size == 1 else [files["own"] for files in written if "own" in files],
             "content": rest,
         }
         name = f"state-{number:08d}.ckpt"
@@ -210,7 +210,9 @@ class Checkpoints:
             attempt = self.ranks.in_step(
                 f"reading {name}", partial(self._attempt, self.folder / name, find_flaw)
             )
-            problems = [one for one in self.ranks.gather(f"judging {name}", attempt.problem) if one]
+            problems = [
+                sentence for sentence in self.ranks.gather(f"judging {name}", attempt.problem) if sentence
+            ]
             if problems:
                 passed.append(problems[0])
                 continue
@@ -219,7 +221,7 @@ class Checkpoints:
             self.ranks.gather("restored")
             if self.ranks.first:
                 self._remove_orphans()
-            return attempt.manifest["content"] | {"own": [one for one in attempt.own if one]}, passed
+            return attempt.manifest["content"] | {"own": [entry for entry in attempt.own if entry]}, passed
         raise BltError(
             f"{self.folder} contains no usable checkpoint"
             + (f": {'; '.join(passed)}" if passed else "; start the run again with --overwrite")
@@ -249,18 +251,18 @@ class Checkpoints:
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         write_checked(self.folder / name, content, within=self.folder.parent)
 
-    def _name(self, kind: str, number: int, part: str = "") -> str:
+    def _name(self, kind: str, number: int, suffix: str = "") -> str:
         """The name of a file that this rank writes."""
         writer = f"-{self.ranks.rank}of{self.ranks.size}" if self.ranks.size > 1 else ""
-        return f"{kind}-{number:08d}{part}{writer}.ckpt"
+        return f"{kind}-{number:08d}{suffix}{writer}.ckpt"
 
     def _own_segments(self, manifest: Mapping[str, Any]) -> list[Path]:
         return [self.folder / name for name, _ in manifest["segments"] if self._concerns(name)]
 
     def _concerns(self, name: str) -> bool:
         """Whether a segment may contain rows of this rank."""
-        found = re.search(r"-(\d+)of(\d+)\.ckpt$", name)
-        rank, size = (int(found[1]), int(found[2])) if found else (0, 1)
+        match = re.search(r"-(\d+)of(\d+)\.ckpt$", name)
+        rank, size = (int(match[1]), int(match[2])) if match else (0, 1)
         return size != self.ranks.size or rank == self.ranks.rank
 
     def _read_manifest(self, path: Path) -> dict[str, Any]:
@@ -278,7 +280,7 @@ class Checkpoints:
             and isinstance(lengths, dict)
             and all(isinstance(length, int) and length >= 0 for length in lengths.values())
             and isinstance(segments, list)
-            and all(_names_segment(one) for one in segments)
+            and all(_names_segment(segment) for segment in segments)
             and isinstance(own, list)
         ):
             raise DamagedCheckpoint(f"{path.name} does not have the content of a checkpoint")
@@ -303,19 +305,19 @@ class Checkpoints:
 
     def _manifests(self) -> list[Path]:
         """The files of checkpoints, the newest last; other files are ignored."""
-        found = [
+        paths = [
             path
             for path in self.folder.glob("state-*.ckpt")
             if CHECKPOINT_NAME.fullmatch(path.name) and path.is_file()
         ]
-        return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
+        return sorted(paths, key=lambda path: int(path.stem.partition("-")[2]))
 
     def _numbers(self) -> list[int]:
-        found = (
+        matches = (
             re.match(r"(?:state|warm|own)-([0-9]{8,18})[-.]", path.name)
             for path in self.folder.glob("*.ckpt")
         )
-        return [int(one[1]) for one in found if one] or [0]
+        return [int(match[1]) for match in matches if match] or [0]
 
     def _prune(self, kept: int) -> None:
         """Keep the last manifests and the segments that they name."""

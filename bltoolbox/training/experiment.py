@@ -390,7 +390,7 @@ class _Run:
         if result.first:
             return  # where x and the adjoint are updated together, the first z is zero
         alone = self._penalty_gradient()
-        if any(not torch.equal(part, alone[name]) for name, part in result.gradient.items()):
+        if any(not torch.equal(entry, alone[name]) for name, entry in result.gradient.items()):
             self.zeros = 0
             return
         self.zeros += 1
@@ -407,7 +407,7 @@ class _Run:
         _, gradient = penalty_gradient(problem, theta)
         if not gradient:
             return {name: torch.zeros_like(value) for name, value in theta.items()}
-        return {name: part.to(theta[name]) for name, part in problem.project_gradient(gradient).items()}
+        return {name: entry.to(theta[name]) for name, entry in problem.project_gradient(gradient).items()}
 
     def _check(self, record: dict[str, Any] | None) -> bool:
         """Solve the held-out tasks with the current θ; returns whether patience is exhausted."""
@@ -511,9 +511,11 @@ class _Run:
         oracle, name = self.experiment.oracle, self.experiment.metric.name
         names = (name, *problem.metrics) if every else (name,)
         solver = self.experiment.evaluation_solver
-        found = evaluate_tasks(problem, theta, tasks, solver, keep=keep, metrics=names, **self._options())
-        oracle.charge(Cost(evaluation_iterations=found.iterations))
-        return found
+        evaluation = evaluate_tasks(
+            problem, theta, tasks, solver, keep=keep, metrics=names, **self._options()
+        )
+        oracle.charge(Cost(evaluation_iterations=evaluation.iterations))
+        return evaluation
 
     def _options(self) -> dict[str, Any]:
         recipe = self.experiment.recipe

@@ -67,7 +67,7 @@ def _alike(value: Any, expected: Any) -> bool:
     if isinstance(expected, Tensor):
         return isinstance(value, Tensor) and (value.shape, value.dtype) == (expected.shape, expected.dtype)
     kinds = (bool, (int, float), str, (list, tuple), Mapping)
-    kind = next((one for one in kinds if isinstance(expected, one)), object)
+    kind = next((candidate for candidate in kinds if isinstance(expected, candidate)), object)
     return isinstance(value, kind)
 
 

@@ -41,7 +41,7 @@ def shared(training: Data, other: Data) -> list[int]:
         return []
     # The set with fewer images is usually the other one.
     groups = {other.group(i) for i in range(len(other))} - {None}
-    found = (
+    training_groups = (
         {group for i in range(len(training)) if (group := training.group(i)) in groups} if groups else set()
     )
-    return [i for i in range(len(other)) if other.group(i) in found]
+    return [i for i in range(len(other)) if other.group(i) in training_groups]

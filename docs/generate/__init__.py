@@ -1,4 +1,4 @@
-"""Reference pages written from the code: components, recipes, commands, the plugin API.
+"""Reference pages written from the code: components, recipes, commands, the plugin API, the names of Python modules.
 
 ``python -m docs.generate docs`` writes them, and ``make docs`` calls it; a test fails while they are stale. Only
 the toolbox's own components appear, whatever else is installed. Nothing here imports torch once the signatures are
@@ -7,7 +7,7 @@ cached: roles are read from their source text.
 
 from __future__ import annotations
 
-from docs.generate import commands, components, plugin_api, recipes
+from docs.generate import commands, components, plugin_api, python_api, recipes
 
 __all__ = ["pages"]
 
@@ -21,5 +21,6 @@ def pages() -> dict[str, str]:
         "recipe-reference.md": recipes.page(),
         "cli-reference.md": commands.page(),
         "plugin-api.md": plugin_api.page(),
+        **python_api.pages(),
     }
     return {name: f"{HEADER}\n\n{body.strip()}\n" for name, body in bodies.items()}

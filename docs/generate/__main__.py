@@ -18,6 +18,7 @@ def main(arguments: list[str]) -> int:
     for name, text in pages().items():
         path = folder / name
         if not path.is_file() or path.read_bytes() != text.encode():
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, text.encode())
             print(path)
     return 0

@@ -120,7 +120,7 @@ def _defined() -> Iterator[tuple[str, Definition]]:
 def _definitions() -> Iterator[str]:
     yield "\n".join(
         f"* `{definition.head}`"
-        + (f"  \n{textwrap.indent(prose(definition.doc), '  ')}" if definition.doc else "")
+        + (f"  \n{textwrap.indent(prose(definition.doc), '    ')}" if definition.doc else "")
         for _, definition in _defined()
     )
 
@@ -205,7 +205,7 @@ def _class(cls: Class) -> Iterator[str]:
 
 
 def _item(method: Method) -> str:
-    text = textwrap.indent(prose(method.doc), "  ")
+    text = textwrap.indent(prose(method.doc), "    ")
     return f"* `{method.head}`" + (f"  \n{text}" if text else "")
 
 

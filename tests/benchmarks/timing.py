@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -29,6 +30,31 @@ def best_times(
             began = time.perf_counter()
             run()
             best[name] = min(best[name], time.perf_counter() - began)
+    return best
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds by the clock on the wall, and of the processor, which other programs hardly affect."""
+
+    wall: float
+    cpu: float
+
+
+def interleaved(
+    candidates: Mapping[str, tuple[Callable[[], object], Callable[[], object]]], repeats: int
+) -> dict[str, Times]:
+    """The smallest times of each candidate, a pair of what prepares it (not timed) and what is timed, in turns."""
+    best = dict.fromkeys(candidates, Times(float("inf"), float("inf")))
+    for turn in range(repeats):
+        for name, (prepare, run) in candidates.items():
+            if turn and best[name].wall > _LONG:
+                continue
+            prepare()
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            spent = Times(time.perf_counter() - wall, time.process_time() - cpu)
+            best[name] = Times(min(best[name].wall, spent.wall), min(best[name].cpu, spent.cpu))
     return best
 
 

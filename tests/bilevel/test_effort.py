@@ -240,7 +240,7 @@ class TestPersists:
         oracle.journal.restore(entries, [bare], torch.device("cpu"), lambda sample: sample != 1)  # type: ignore[arg-type]
         asked = oracle.on(full_batch(oracle))
         asked.accept(replace(asked.value(THETA, Steps(1))))
-        assert oracle.solutions.known.tolist() == [True, False, True]
+        assert oracle.solutions.present.tolist() == [True, False, True]
 
     def test_a_field_of_another_shape_is_an_error(self) -> None:
         class Wrong(Carrying):

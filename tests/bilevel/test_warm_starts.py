@@ -45,7 +45,7 @@ def test_what_is_rolled_back_never_was(store: Store) -> None:
         assert values(store, 1) == [9]
         store.rollback()
         assert values(store, 0, 1, 2, 3) == [1, 2, -1, -1]
-        assert store.changes == 0 and store.known.tolist() == [True, True, False, False]
+        assert store.changes == 0 and store.present.tolist() == [True, True, False, False]
 
 
 def test_a_store_made_within_a_transaction_is_part_of_it(tmp_path: Path) -> None:

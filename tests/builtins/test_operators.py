@@ -281,14 +281,14 @@ class TestBlur:
 class TestInpainting:
     @pytest.mark.parametrize("missing", [0.0, 0.3, 0.5, 0.99])
     def test_the_fraction_is_exact(self, missing: float) -> None:
-        known = Inpainting(missing=missing).known(torch.empty(1, 1, 10, 20), {})
+        known = Inpainting(missing=missing).mask_for(torch.empty(1, 1, 10, 20), {})
         assert float(known.sum()) == 200 - round(200 * missing)
 
     def test_mask_depends_on_seed_and_size_alone(self) -> None:
         x = torch.empty(3, 3, 10, 10, dtype=torch.float64)
-        mask = Inpainting(seed=1).known(x, {})
-        torch.testing.assert_close(mask, Inpainting(seed=1).known(x[:1, :1], {}))
-        assert not torch.equal(mask, Inpainting(seed=2).known(x, {}))
+        mask = Inpainting(seed=1).mask_for(x, {})
+        torch.testing.assert_close(mask, Inpainting(seed=1).mask_for(x[:1, :1], {}))
+        assert not torch.equal(mask, Inpainting(seed=2).mask_for(x, {}))
 
     def test_is_a_projection(self) -> None:
         operator, x = Inpainting(), normal(2, *SHAPE)
@@ -301,7 +301,7 @@ class TestInpainting:
         operator = Inpainting(missing=missing)
         x = 0.3 + 0.4 * torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=keyed_generator(0))
         y = operator.apply(x, {}, {})
-        start, known = operator.start(y, {}, {}), operator.known(y, {}) == 1
+        start, known = operator.start(y, {}, {}), operator.mask_for(y, {}) == 1
         assert torch.equal(start[..., known], x[..., known])
         # A mean of known pixels of the same image lies between their extremes.
         assert (start >= x.amin((2, 3), keepdim=True) - 1e-12).all()
@@ -357,7 +357,9 @@ class TestInpainting:
         for mode in ("L", "RGB"):
             Image.fromarray(255 * known).convert(mode).save(tmp_path / "mask.png")
             operator = Inpainting(mask=str(tmp_path / "mask.png"))
-            assert torch.equal(operator.known(torch.empty(1, 1, 8, 12), {}), torch.from_numpy(known).float())
+            assert torch.equal(
+                operator.mask_for(torch.empty(1, 1, 8, 12), {}), torch.from_numpy(known).float()
+            )
         Image.fromarray(0 * known).save(tmp_path / "dark.png")
         with pytest.raises(ValueError, match="dark everywhere"):
             Inpainting(mask=str(tmp_path / "dark.png"))

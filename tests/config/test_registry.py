@@ -173,7 +173,11 @@ def test_blt_plugins_restricts(monkeypatch: pytest.MonkeyPatch) -> None:
             "'adg' is not a registered lower_solver; did you mean 'agd'.*blt list lower_solver",
         ),
         ("lower_solver", "maid", "is not a registered lower_solver; it is of kind upper_optimizer"),
-        ("sampler", "zzz", r"'zzz' is not a registered sampler \(blt list sampler\)$"),
+        (
+            "sampler",
+            "zzz",
+            r"'zzz' is not a registered sampler; .* add --plugin FILE.py \(blt list sampler\)$",
+        ),
     ],
 )
 def test_unknown_names(kind: str, name: str, message: str) -> None:

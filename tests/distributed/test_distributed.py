@@ -474,8 +474,10 @@ class TestCommands:
         process.send_signal(number)
         _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == code
-        assert (
-            said.strip() == f"interrupted; continue from the last checkpoint with: blt resume {out} --nproc 2"
+        directory, started, *rest = said.strip().splitlines()
+        assert f"run directory: {out}" in directory and "started: recipe on cpu" in started
+        assert rest == [f"interrupted; continue from the last checkpoint with: blt resume {out} --nproc 2"], (
+            "the second rank is silent"
         )
         assert manifests(out) and not any(alive(pid) for pid in ranks)
 
@@ -497,7 +499,7 @@ class TestCommands:
     def test_a_recipe_that_is_wrong_is_refused_once(self, tmp_path: Path) -> None:
         file = tmp_path / "recipe.yaml"
         file.write_text(recipe("isgd").to_yaml())
-        for override, code, said in (("seed=-1", 3, "seed"), ("sampler.size=50", 3, "larger than")):
+        for override, code, said in (("seed=-1", 3, "seed: expected"), ("sampler.size=50", 3, "larger than")):
             done = subprocess.run(
                 [*BLT, "run", str(file), override, "-o", str(tmp_path / "run"), "--nproc", "2"],
                 capture_output=True,

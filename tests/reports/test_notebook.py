@@ -9,7 +9,7 @@ from test_report import TINY
 
 from bltoolbox import RunResult, load_recipe, plot, run, show_images
 from bltoolbox.errors import BltError
-from bltoolbox.reports.notebook import html_table, progress
+from bltoolbox.reports.notebook import html_table
 
 FEW = [*TINY, "budget={steps: 2}"]
 
@@ -65,11 +65,28 @@ def test_progress(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert "step 0: validation PSNR" in said and "step 2: validation PSNR" in said
     run(recipe)
     assert capfd.readouterr().err == ""
-    from bltoolbox.reports.progress import Log, Progress
+    assert "\n" in said and "started: smoke" in said
 
-    for jupyter, widgets, expected in ((True, True, Progress), (True, False, Log), (False, True, Log)):
-        monkeypatch.setattr("rich.console._is_jupyter", lambda there=jupyter: there)
-        monkeypatch.setattr("importlib.util.find_spec", lambda name, there=widgets: there or None)
-        monkeypatch.setattr("bltoolbox.reports.progress.Bar.start", lambda self: None)
-        with progress(True) as shown:
-            assert [type(one) for one in shown] == [expected]
+
+CELLS = """
+from bltoolbox import load_recipe, run
+from test_notebook import FEW
+result = run(load_recipe("smoke", FEW), out={out!r}, progress=True)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_notebook_shows_a_bar_and_nothing_red(tmp_path: Path) -> None:
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    here = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    setup = f"import sys; sys.path[:0] = {here!r}"
+    cells = [nbformat.v4.new_code_cell(text) for text in (setup, CELLS.format(out=str(tmp_path / "run")))]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    (output,) = notebook.cells[1].outputs
+    assert output.output_type == "display_data"
+    page = output.data["text/html"]
+    assert '<progress value="1.0000"' in page and "step 2 · budget spent" in page and str(tmp_path) in page
+    assert "red" not in page

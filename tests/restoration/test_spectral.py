@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blt_builtins.data_terms.huber import Huber
 from blt_builtins.hypergradients.cg_ift import CGIFT
-from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.lower_solvers.mm import MemoryGradient, MMState
 from blt_builtins.operators.blur import Blur
 from blt_builtins.operators.composed import Composed
 from blt_builtins.operators.downsampling import Downsampling
@@ -28,7 +28,7 @@ from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
 from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.problem import Lower
-from bltoolbox.bilevel.records import Accuracy, Ask
+from bltoolbox.bilevel.records import Accuracy, Ask, Rows
 from bltoolbox.bilevel.tensors import dot, take
 from bltoolbox.errors import NumericalError
 from bltoolbox.restoration.cosines import Cosines
@@ -295,3 +295,25 @@ def test_used_where_it_pays() -> None:
     total_variation = lower_level(small_tv(), y, Identity()).linearize(y)
     assert total_variation.preconditioner() is None, "its products are cheaper"
     assert total_variation.preconditioner(always=True) is not None
+
+
+class Hasty(MemoryGradient):
+    """Claims half of its residual, and prefers no preconditioner for samples that have to continue."""
+
+    begun = False
+
+    def init(self, lower: Lower, x0: Tensor, kept: Rows) -> MMState:
+        self.preconditioner, self.begun = ("none" if self.begun else "spectral"), True
+        state = super().init(lower, x0, kept)
+        self.preconditioner = "spectral"
+        return state
+
+    def step(self, lower: Lower, state: MMState) -> MMState:
+        after = super().step(lower, state)
+        return replace(after, residual=after.residual / 2)
+
+
+def test_samples_that_are_restarted_may_have_no_preconditioner_of_their_own() -> None:
+    lower = stiff(Identity())
+    solution = solve(Hasty(), lower, lower.start(), 1e-6)
+    assert (lower.gradient(solution.x).flatten(1).norm(dim=1) <= 1e-6).all()

@@ -112,15 +112,15 @@ def read_picture(path: Path, *, unit: bool = True) -> Picture:
                 pixels = 65535 - pixels  # white is 0, which Pillow minds for 8 bits only
             if image.mode.startswith("I") and "transparency" in image.info:
                 notes.append("its transparent shade becomes opaque")
-        found = _picture(path, pixels, "cmyk" if image.mode == "CMYK" else None)
+        picture = _picture(path, pixels, "cmyk" if image.mode == "CMYK" else None)
         options = _options(image, path, compression)
         metadata = _metadata(image)
     if (turn := TURNS.get(turned)) is not None:
-        alpha = None if found.alpha is None else _turn(found.alpha, turn)
-        found = replace(found, colours=_turn(found.colours, turn), alpha=alpha)
+        alpha = None if picture.alpha is None else _turn(picture.alpha, turn)
+        picture = replace(picture, colours=_turn(picture.colours, turn), alpha=alpha)
     # The tag of a TIFF is not written again: its pixels stay as they are shown.
     turned = 1 if image.format == "TIFF" else turned
-    return replace(found, turned=turned, metadata=metadata, options=options, notes=tuple(notes))
+    return replace(picture, turned=turned, metadata=metadata, options=options, notes=tuple(notes))
 
 
 def _has_several(image: Image.Image, path: Path) -> bool:
@@ -228,14 +228,14 @@ def _deep_tiff(path: Path) -> NDArray[Any]:
 
 
 def _metadata(image: Image.Image) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     if image.info.get("icc_profile"):
-        found["icc_profile"] = image.info["icc_profile"]
+        metadata["icc_profile"] = image.info["icc_profile"]
     if image.info.get("dpi"):
-        found["dpi"] = tuple(float(one) for one in image.info["dpi"])
+        metadata["dpi"] = tuple(float(resolution) for resolution in image.info["dpi"])
     with contextlib.suppress(Exception):  # damaged metadata are no reason to lose the pixels
-        found |= {"exif": exif} if (exif := _exif(image)) else {}
-    return found
+        metadata |= {"exif": exif} if (exif := _exif(image)) else {}
+    return metadata
 
 
 def _exif(image: Image.Image) -> bytes | None:
@@ -245,10 +245,10 @@ def _exif(image: Image.Image) -> bytes | None:
     if tags is None:
         return None
     exif = Image.Exif()
-    known = image.getexif()
+    original = image.getexif()
     for tag in _TELLING:
-        if tag in known:
-            exif[tag] = dict(known.get_ifd(tag)) if tag in _DIRECTORIES else known[tag]
+        if tag in original:
+            exif[tag] = dict(original.get_ifd(tag)) if tag in _DIRECTORIES else original[tag]
     return exif.tobytes() if len(exif) else None
 
 
@@ -389,11 +389,11 @@ def _settings(format: str) -> dict[str, Any]:
 def _tags(exif: bytes | None) -> TiffImagePlugin.ImageFileDirectory_v2:
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     with contextlib.suppress(Exception):  # damaged metadata are no reason to lose the pixels
-        known = Image.Exif()
-        known.load(exif or b"")
+        loaded = Image.Exif()
+        loaded.load(exif or b"")
         for tag in _TELLING:
-            if tag in known:
-                tags[tag] = known.get_ifd(tag) if tag in _DIRECTORIES else known[tag]
+            if tag in loaded:
+                tags[tag] = loaded.get_ifd(tag) if tag in _DIRECTORIES else loaded[tag]
     return tags
 
 

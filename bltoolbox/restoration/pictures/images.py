@@ -147,7 +147,9 @@ def _identified(file: BinaryIO, name: str) -> Image.Image:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         Image.init()
         try:
-            image = Image.open(file, formats=[one for one in _FORMATS if one in Image.OPEN])
+            image = Image.open(
+                file, formats=[format_name for format_name in _FORMATS if format_name in Image.OPEN]
+            )
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
             raise ImageError(huge) from error
     if image.width * image.height > PIXELS.most:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from PIL import Image
 
 from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import UsageError
@@ -45,7 +49,7 @@ def plan(inputs: Sequence[str], out: str | None, force: bool) -> tuple[list[Job]
 
 
 def _expand(inputs: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]], list[str]]:
-    found: list[Path] = []
+    pictures: list[Path] = []
     troubles: list[tuple[str, str]] = []
     notes: list[str] = []
     for name in inputs:
@@ -56,21 +60,21 @@ def _expand(inputs: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]], l
             if not os.access(path, os.R_OK | os.X_OK):
                 troubles.append((name, f"{name} cannot be read"))
                 continue
-            some = sorted(one for one in path.iterdir() if one.is_file() and is_picture(one))
+            some = sorted(match for match in path.iterdir() if match.is_file() and is_picture(match))
         elif not os.path.exists(path) and glob.has_magic(name):
-            matches = (Path(one) for one in glob.glob(str(path), recursive=True))
-            some = sorted(one for one in matches if one.is_file() and is_picture(one))
+            matches = (Path(match) for match in glob.glob(str(path), recursive=True))
+            some = sorted(match for match in matches if match.is_file() and is_picture(match))
             if not some:
                 troubles.append((name, f"no picture matches {name}"))
         else:
-            found.append(path)
+            pictures.append(path)
             continue
-        results = [one for one in some if one.stem.endswith(MARK)]
+        results = [match for match in some if match.stem.endswith(MARK)]
         if results:
             notes.append(f"{len(results)} files in {name} are already results ({MARK}) and are skipped")
-        found += [one for one in some if one not in results]
+        pictures += [match for match in some if match not in results]
     once: dict[str, Path] = {}
-    for path in found:
+    for path in pictures:
         once.setdefault(os.path.realpath(path), path)
     return list(once.values()), troubles, notes
 
@@ -121,5 +125,14 @@ def find_truth(source: Path, truth: Path) -> Path | None:
         return truth
     if (same := truth / source.name).is_file():
         return same
-    alike = sorted(one for one in truth.iterdir() if one.stem == source.stem and is_picture(one))
+    alike = sorted(path for path in truth.iterdir() if path.stem == source.stem and is_picture(path))
     return alike[0] if alike else None
+
+
+def count_pixels(path: Path) -> int:
+    """Of a picture, from the first bytes of its file; 0 if they cannot be read, which is reported later."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(path) as image:
+            return image.width * image.height
+    return 0

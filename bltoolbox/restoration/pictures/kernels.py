@@ -24,11 +24,11 @@ _LARGEST = 255
 def parse_kernel(text: str) -> dict[str, Any]:
     """Options of the operator: of ``gaussian:SIGMA[:SIZE]``, an .npy file or a picture, divided by its sum."""
     if text == "gaussian" or text.startswith("gaussian:"):
-        found = _GAUSSIAN.fullmatch(text)
-        sigma = float(found[1]) if found else 0.0
-        if not found or sigma <= 0:
+        match = _GAUSSIAN.fullmatch(text)
+        sigma = float(match[1]) if match else 0.0
+        if not match or sigma <= 0:
             raise UsageError(f"kernel {text} is not a Gaussian; write e.g. gaussian:2 or gaussian:2:13")
-        size = int(found[2]) if found[2] else 2 * math.ceil(3 * sigma) + 1
+        size = int(match[2]) if match[2] else 2 * math.ceil(3 * sigma) + 1
         if not 0 < size <= _LARGEST:
             raise UsageError(f"kernel {text} has a side of {size} pixels; give one from 1 to {_LARGEST}")
         return {"sigma": sigma, "size": size}

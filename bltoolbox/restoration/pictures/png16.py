@@ -128,7 +128,7 @@ def encode_deep(pixels: NDArray[np.uint16], **options: Any) -> bytes:
     Image.new("RGB", (1, 1)).save(small, "PNG", **options)
     small.seek(8)
     metadata = [chunk for chunk in _chunks(small, data=True) if chunk[0] not in (b"IHDR", b"IDAT")]
-    parts = [_SIGNATURE, _chunk(b"IHDR", header), *(_chunk(*one) for one in metadata)]
+    parts = [_SIGNATURE, _chunk(b"IHDR", header), *(_chunk(*entry) for entry in metadata)]
     deflate = zlib.compressobj(6)
     step = max(1, _PART // (2 * channels * width))
     for top in range(0, height, step):
@@ -139,12 +139,12 @@ def encode_deep(pixels: NDArray[np.uint16], **options: Any) -> bytes:
 
 def _filtered(pixels: NDArray[np.uint16], top: int, bottom: int) -> bytes:
     """Rows with the Paeth filter."""
-    part = np.zeros((bottom - top + 1, pixels.shape[1] + 1, 2 * pixels.shape[2]), np.int16)
-    known = pixels[max(0, top - 1) : bottom].astype(">u2").view(np.uint8)
-    part[-len(known) :, 1:] = known
-    guess = _paeth(part[1:, :-1], part[:-1, 1:], part[:-1, :-1])
+    padded = np.zeros((bottom - top + 1, pixels.shape[1] + 1, 2 * pixels.shape[2]), np.int16)
+    bytes_of_rows = pixels[max(0, top - 1) : bottom].astype(">u2").view(np.uint8)
+    padded[-len(bytes_of_rows) :, 1:] = bytes_of_rows
+    guess = _paeth(padded[1:, :-1], padded[:-1, 1:], padded[:-1, :-1])
     rows = np.full((bottom - top, 1 + 2 * pixels.shape[1] * pixels.shape[2]), 4, np.uint8)
-    rows[:, 1:] = (part[1:, 1:] - guess).astype(np.uint8).reshape(bottom - top, -1)
+    rows[:, 1:] = (padded[1:, 1:] - guess).astype(np.uint8).reshape(bottom - top, -1)
     return rows.tobytes()
 
 

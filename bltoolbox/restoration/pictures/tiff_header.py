@@ -139,7 +139,7 @@ def _check_sizes(
 ) -> None:
     """All tags together fit into the file, so that none of its bytes are read a thousand times."""
     sizes = [length * _SIZES.get(kind, 1) for _, kind, length, _ in entries]
-    declared = sum(one for one in sizes if one > inline)
+    declared = sum(entry_size for entry_size in sizes if entry_size > inline)
     if declared > size:
         raise FileRefused(
             f"{os.fspath(path)} is refused: its tags declare {declared} bytes, but the file has {size};"

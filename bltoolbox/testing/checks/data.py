@@ -60,26 +60,26 @@ def images(subject: Subject) -> None:
     data = subject()
     ids = _ids(data)
     for name, read in _readers(data).items():
-        found = read(ids)
-        if not isinstance(found, Tensor):
-            fail(f"{name}({ids}) must return a tensor, not a {type(found).__name__}")
-        require(
-            found.device.type == "cpu", f"{name}({ids}): expected a CPU tensor, got one on {found.device}"
-        )
-        require(len(found) == len(ids), f"{name}({ids}): expected {len(ids)} rows, got {len(found)}")
-        require(bool(torch.isfinite(found).all()), f"{name}({ids}) contains NaN or infinity")
+        rows = read(ids)
+        if not isinstance(rows, Tensor):
+            fail(f"{name}({ids}) must return a tensor, not a {type(rows).__name__}")
+        require(rows.device.type == "cpu", f"{name}({ids}): expected a CPU tensor, got one on {rows.device}")
+        require(len(rows) == len(ids), f"{name}({ids}): expected {len(ids)} rows, got {len(rows)}")
+        require(bool(torch.isfinite(rows).all()), f"{name}({ids}) contains NaN or infinity")
         if name in ("clean", "measured"):
-            kind = str(found.dtype)[6:]
-            require(found.dtype == torch.float32, f"{name}({ids}): expected float32, got {kind}")
+            kind = str(rows.dtype)[6:]
+            require(rows.dtype == torch.float32, f"{name}({ids}): expected float32, got {kind}")
     if data.offers("clean"):
         _check_range(data, ids)
 
 
 def _check_range(data: Data, ids: Sequence[int]) -> None:
-    found, (least, most) = data.clean(ids), data.range
-    require(found.ndim == 4, f"clean({ids}): expected shape ({len(ids)}, C, H, W), got {tuple(found.shape)}")
+    images, (least, most) = data.clean(ids), data.range
+    require(
+        images.ndim == 4, f"clean({ids}): expected shape ({len(ids)}, C, H, W), got {tuple(images.shape)}"
+    )
     require(least < most, f"range is [{least:g}, {most:g}]; it must be [lowest, highest]")
-    low, high = float(found.min()), float(found.max())
+    low, high = float(images.min()), float(images.max())
     hint = "; divide by 255" if most == 1 and high > 1.5 else ""
     require(
         low >= least and high <= most,

@@ -140,7 +140,7 @@ def single(case: Trial, t: Tensor, index: Tensor, offset: Tensor) -> Tensor:
 
 def everything(case: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
     """Every result of a data term, by the name that a report uses."""
-    t, y = (part if index is None else part[index] for part in (case.t, case.y))
+    t, y = (batch if index is None else batch[index] for batch in (case.t, case.y))
     results = {
         "value": case.value(t, y),
         "gradient": case.gradient(t, y),
@@ -293,7 +293,7 @@ def differentiable(subject: Subject) -> None:
         if not slope.requires_grad:
             fail("gradient is not differentiable in t and y; avoid detach, .item() and no_grad")
         by = torch.autograd.grad(slope.sum(), [t, y], allow_unused=True)
-    in_t, in_y = (torch.zeros_like(case.t) if part is None else part for part in by)
+    in_t, in_y = (torch.zeros_like(case.t) if gradient is None else gradient for gradient in by)
     cause = "the derivative of gradient in t is the curvature"
     require_close(in_t, case.curvature(case.t), 1e-9, "autograd of gradient in t", cause)
 

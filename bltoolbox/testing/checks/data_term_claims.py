@@ -78,7 +78,7 @@ def majorant(subject: Subject) -> None:
         weights = entries(case.term.majorant(case.theta, t, case.y), t)
         fine = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
         require(fine, f"the curvature of the majorant must be finite and non-negative, but is not at {where}")
-        slope, weight = (part[0].flatten()[index] for part in (case.gradient(t), weights))
+        slope, weight = (values[0].flatten()[index] for values in (case.gradient(t), weights))
         size = float(case.value(t[:1], case.y[:1]).abs())
         for length in OFFSETS:
             for sign in (1.0, -1.0):

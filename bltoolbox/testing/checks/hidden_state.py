@@ -42,8 +42,8 @@ def _check(use: Use) -> Check:
             )
         component = subject()
         for problem in (1, 0):
-            found = _results(use(subject, component, problem))
-            _require_same(alone[problem], found, "on another problem before", subject, use)
+            results = _results(use(subject, component, problem))
+            _require_same(alone[problem], results, "on another problem before", subject, use)
         component = subject()
         pair = _in_turn(use(subject, component, 0), use(subject, component, 1))
         for problem in (0, 1):
@@ -52,8 +52,8 @@ def _check(use: Use) -> Check:
     return check
 
 
-def _require_same(expected: Results, found: Results, how: str, subject: Subject, use: Use) -> None:
-    if label := _difference(expected, found):
+def _require_same(expected: Results, results: Results, how: str, subject: Subject, use: Use) -> None:
+    if label := _difference(expected, results):
         fail(
             f"{label} differs from that of a new object if the same object has worked {how}{_culprits(subject, use)};"
             " whatever evolves must be returned, and come back as an argument, not stay in self"
@@ -67,17 +67,17 @@ def _results(steps: Iterator[tuple[str, Any]]) -> Results:
 
 def _in_turn(*uses: Iterator[tuple[str, Any]]) -> list[Results]:
     """One result of each at a time."""
-    found: list[Results] = [[] for _ in uses]
+    by_use: list[Results] = [[] for _ in uses]
     for row in zip_longest(*uses):
-        for results, entry in zip(found, row, strict=True):
+        for results, entry in zip(by_use, row, strict=True):
             if entry is not None:
                 results.append((entry[0], snapshot(entry[1])))
-    return found
+    return by_use
 
 
-def _difference(expected: Results, found: Results) -> str | None:
+def _difference(expected: Results, results: Results) -> str | None:
     """The name of the first result that differs."""
-    pairs = zip(expected, found, strict=True)
+    pairs = zip(expected, results, strict=True)
     return next((label for (label, value), (_, other) in pairs if not same(value, other)), None)
 
 

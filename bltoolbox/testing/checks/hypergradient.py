@@ -144,13 +144,13 @@ def theta_gradient(subject: Subject) -> None:
         without, total = (flat(repeated(subject.having(options)(), ask, calls).gradient) for ask in asks)
         return total - without
 
-    found, tol, declared = added({}, 1), 1e-5, subject.cls.limit
-    if not subject.cls.exact and declared is not None and not torch.allclose(found, expected, rtol=tol):
+    change, tol, declared = added({}, 1), 1e-5, subject.cls.limit
+    if not subject.cls.exact and declared is not None and not torch.allclose(change, expected, rtol=tol):
         # A biased method may form ∂_θ g at another x, or with another weight; in its limit it must not.
         last = len(declared) - 1
-        found, tol = added(declared.options_at(last), declared.calls_at(last)), SMALL
+        change, tol = added(declared.options_at(last), declared.calls_at(last)), SMALL
     cause = "add upper.theta_gradient(x, weights) to z, once and with these weights"
-    require_close(found, expected, tol, "what ∂_θ g adds to z", cause)
+    require_close(change, expected, tol, "what ∂_θ g adds to z", cause)
 
 
 @dataclass(frozen=True)
@@ -222,19 +222,19 @@ def batch_independent(subject: Subject) -> None:
     together = _ask(estimator, lower, bench.x_true, x, weights)
     total = torch.zeros_like(flat(together.gradient))
     for index in batches(3):
-        part = _ask(estimator, lower.take(index), bench.x_true[index], x[index], weights[index])
-        gap = int((part.iterations - together.iterations[index]).abs().max())
+        alone = _ask(estimator, lower.take(index), bench.x_true[index], x[index], weights[index])
+        gap = int((alone.iterations - together.iterations[index]).abs().max())
         cause = "scalars and stopping criteria must be per sample"
-        counts = (part.iterations.tolist(), together.iterations[index].tolist())
+        counts = (alone.iterations.tolist(), together.iterations[index].tolist())
         require(
             gap <= 2,
             f"{describe_batch(index)} took {counts[0]} iterations, but {counts[1]} in a batch; {cause}",
         )
         if len(index) == 1:
-            total = total + flat(part.gradient)
+            total = total + flat(alone.gradient)
         else:
             what = "z of the samples in reverse order"
-            require_close(flat(part.gradient), flat(together.gradient), 1e-6, what, cause)
+            require_close(flat(alone.gradient), flat(together.gradient), 1e-6, what, cause)
     what, cause = (
         "z of a batch of 3 against the sum over its samples",
         "z = Σ weights_i z_i, not their mean",

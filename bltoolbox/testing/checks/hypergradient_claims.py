@@ -118,16 +118,16 @@ def memory(subject: Subject) -> None:
     for question in questions(subject):
         estimator = subject()
         examples, count = estimator.keeps(question.lower, question.upper), len(question.x)
-        found = repeated(estimator, question.ask(1e-3)).memory
+        kept = repeated(estimator, question.ask(1e-3)).memory
         require(
-            set(found) <= set(examples),
-            f"Estimate.memory has the names {sorted(found)}, but keeps declares {sorted(examples)}: only these come"
+            set(kept) <= set(examples),
+            f"Estimate.memory has the names {sorted(kept)}, but keeps declares {sorted(examples)}: only these come"
             " back in the next call",
         )
         for name, row in examples.items():
             require(len(row) == 0, f"keeps must give empty examples (0, …), but {name!r} has {len(row)} rows")
-            if name in found:
-                require_like(found[name], row, f"memory[{name!r}]", (count, *row.shape[1:]))
+            if name in kept:
+                require_like(kept[name], row, f"memory[{name!r}]", (count, *row.shape[1:]))
 
 
 @stateless(KIND)

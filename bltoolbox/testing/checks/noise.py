@@ -53,9 +53,9 @@ def shape_and_dtype(subject: Subject) -> None:
     noise = subject()
     for shape in SHAPES:
         t = exact(shape)
-        found = drawn(noise, t)
-        require_like(found, t, f"sample of t of shape {shape} in float64")
-        require(bool(torch.isfinite(found).all()), f"sample of t of shape {shape} is not finite")
+        y = drawn(noise, t)
+        require_like(y, t, f"sample of t of shape {shape} in float64")
+        require(bool(torch.isfinite(y).all()), f"sample of t of shape {shape} is not finite")
 
 
 @holds(KIND, "only the generator is random")
@@ -116,10 +116,10 @@ def level(subject: Subject) -> None:
 def mean(subject: Subject) -> None:
     noise = subject()
     for value, claimed in _claims(noise, "mean"):
-        found, error = _mean(_draws(noise, value))
+        measured, error = _mean(_draws(noise, value))
         require(
-            abs(found - claimed) <= ALLOWED * error + 1e-12,
-            f"the mean at t = {value:g}: expected {claimed:.6g}, got {found:.6g} ± {error:.1g} in {DRAWS} draws;"
+            abs(measured - claimed) <= ALLOWED * error + 1e-12,
+            f"the mean at t = {value:g}: expected {claimed:.6g}, got {measured:.6g} ± {error:.1g} in {DRAWS} draws;"
             " the formula and the sample do not belong together",
         )
 
@@ -143,11 +143,11 @@ def _global_states() -> list[Any]:
 def _claims(noise: Noise, name: str) -> list[tuple[float, float]]:
     """What a closed form says at each of VALUES."""
     t = torch.tensor(VALUES, dtype=torch.float64).view(1, 1, -1)
-    found = getattr(noise, name)(t)
-    if found is None:
+    claim = getattr(noise, name)(t)
+    if claim is None:
         raise NotApplicable(f"it knows no {name}")
-    require_shape(found, t.shape, f"{name} of t of shape {tuple(t.shape)}")
-    return list(zip(VALUES, found.double().flatten().tolist(), strict=True))
+    require_shape(claim, t.shape, f"{name} of t of shape {tuple(t.shape)}")
+    return list(zip(VALUES, claim.double().flatten().tolist(), strict=True))
 
 
 def _draws(noise: Noise, value: float) -> Tensor:
@@ -165,10 +165,10 @@ def _mean(values: Tensor) -> tuple[float, float]:
 def _require_variance(draws: Tensor, claimed: float, what: str, cause: str) -> None:
     """The variance of draws, within the error that the spread of the measurements shows."""
     centre, offset = _mean(draws)
-    found, error = _mean((draws - centre).square())
+    measured, error = _mean((draws - centre).square())
     # The mean of the draws is not that of the noise, which counts where the squares do not vary at all.
     shift = (ALLOWED * offset) ** 2
     require(
-        abs(found - claimed) <= ALLOWED * error + shift + 1e-12,
-        f"{what}: expected {claimed:.6g}, got {found:.6g} ± {error:.1g} in {DRAWS} draws; {cause}",
+        abs(measured - claimed) <= ALLOWED * error + shift + 1e-12,
+        f"{what}: expected {claimed:.6g}, got {measured:.6g} ± {error:.1g} in {DRAWS} draws; {cause}",
     )

@@ -56,8 +56,8 @@ class Case:
 
     def __str__(self) -> str:
         learned = " at the initial θ, slightly changed" if self.theta else ""
-        known = f" with {' and '.join(self.context)} in the context" if self.context else ""
-        return learned + known
+        context = f" with {' and '.join(self.context)} in the context" if self.context else ""
+        return learned + context
 
     def apply(self, x: Tensor) -> Tensor:
         return self.operator.apply(x, self.theta, self.context)
@@ -114,11 +114,11 @@ def cases(
 
 def _contexts(operator: Operator, shape: Sequence[int], count: int) -> list[Rows]:
     """As example_contexts gives them."""
-    found = operator.example_contexts(shape, count)
-    rows = [value for context in found for value in context.values()] if isinstance(found, list) else []
+    examples = operator.example_contexts(shape, count)
+    rows = [value for context in examples for value in context.values()] if isinstance(examples, list) else []
     good = (
-        isinstance(found, list)
-        and found
+        isinstance(examples, list)
+        and examples
         and all(isinstance(row, Tensor) and len(row) == count for row in rows)
     )
     require(
@@ -126,7 +126,7 @@ def _contexts(operator: Operator, shape: Sequence[int], count: int) -> list[Rows
         "example_contexts must return a list of mappings, at least one, each of tensors whose first dimension is the"
         f" image ({count} were asked for)",
     )
-    return [Known(context) for context in found]
+    return [Known(context) for context in examples]
 
 
 def _converted(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -148,10 +148,10 @@ def context(subject: Subject) -> None:
 @holds(KIND, "same input, same result")
 def deterministic(subject: Subject) -> None:
     first, second = subject(), subject()
-    for one, other in zip(cases(first), cases(second), strict=True):
+    for case, other in zip(cases(first), cases(second), strict=True):
         require(
-            same(one.apply(one.x), other.apply(one.x)) and same(one.apply(one.x), one.apply(one.x)),
-            f"apply(x) differed between two calls with the same x{one}; draw masks and kernels once, from a seed",
+            same(case.apply(case.x), other.apply(case.x)) and same(case.apply(case.x), case.apply(case.x)),
+            f"apply(x) differed between two calls with the same x{case}; draw masks and kernels once, from a seed",
         )
     require_initial_parameters(first, second)
 
@@ -270,9 +270,9 @@ def _entry(bound: Tensor | float | None, i: int) -> float | None:
 @holds(KIND, "start is an image")
 def start(subject: Subject) -> None:
     for case in cases(subject()):
-        found = case.start(case.apply(case.x))
-        require_like(found, case.x, f"start(y){case}")
-        require(bool(torch.isfinite(found).all()), f"start(y){case} is not finite")
+        start = case.start(case.apply(case.x))
+        require_like(start, case.x, f"start(y){case}")
+        require(bool(torch.isfinite(start).all()), f"start(y){case} is not finite")
 
 
 @holds(KIND, "measured is a mask")

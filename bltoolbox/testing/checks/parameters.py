@@ -82,16 +82,16 @@ def standard(subject: Subject) -> None:
         raise NotApplicable("its standard parameters are the initial ones")
     shape = fitting_shape(component)
     try:
-        found = component.standard_params(shape, keyed_generator("θ", 0))
+        params = component.standard_params(shape, keyed_generator("θ", 0))
     except ValueError as error:
         raise NotApplicable(f"it has none: {error}") from error
-    names = list(found)
+    names = list(params)
     require(set(names) == set(start), f"standard_params(…) has {names} instead of {list(start)}")
-    for name, value in found.items():
+    for name, value in params.items():
         require_like(value, start[name], f"standard_params(…)[{name!r}]")
-    _same_theta(component.project(found), found, "project(standard_params(…))", "it must be admissible")
+    _same_theta(component.project(params), params, "project(standard_params(…))", "it must be admissible")
     again = component.standard_params(shape, keyed_generator("θ", 0))
-    _same_theta(again, found, "a second standard_params(…)", "whatever is random comes from the generator")
+    _same_theta(again, params, "a second standard_params(…)", "whatever is random comes from the generator")
 
 
 @holds_for_all("penalty is a finite scalar with the right derivative")
@@ -103,16 +103,16 @@ def penalty(subject: Subject) -> None:
     for dtype in (torch.float32, torch.float64):
         given = cast(theta, dtype)
         guard = Untouched(theta=given)
-        found = component.penalty(given)
+        amount = component.penalty(given)
         guard.verify("penalty")
-        require_like(found, next(iter(given.values())), f"penalty of {str(dtype)[6:]} θ", ())
-        assert found is not None
+        require_like(amount, next(iter(given.values())), f"penalty of {str(dtype)[6:]} θ", ())
+        assert amount is not None
         require(
-            bool(torch.isfinite(found)), f"penalty near the initial θ is {float(found)}; it must be finite"
+            bool(torch.isfinite(amount)), f"penalty near the initial θ is {float(amount)}; it must be finite"
         )
     gradient = _penalty_gradient(component, theta)
     for k, (name, value) in enumerate(theta.items()):
-        direction = {other: torch.zeros_like(part) for other, part in theta.items()}
+        direction = {other: torch.zeros_like(entry) for other, entry in theta.items()}
         direction[name] = normal(*value.shape, seed=90 + k) / max(value.numel(), 1) ** 0.5
         _derivative(component, theta, name, direction, gradient[name])
 
@@ -127,7 +127,9 @@ def _penalty_gradient(component: Parametric, theta: Theta) -> dict[str, Tensor]:
         )
     parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), parts, strict=True)
-    return {name: torch.zeros_like(leaf) if part is None else part for (name, leaf), part in pairs}
+    return {
+        name: torch.zeros_like(leaf) if gradient is None else gradient for (name, leaf), gradient in pairs
+    }
 
 
 def _derivative(component: Parametric, theta: Theta, name: str, direction: Theta, gradient: Tensor) -> None:
@@ -150,12 +152,12 @@ def pictures(subject: Subject) -> None:
     component, raw = _initial(subject)
     theta = component.prepare(raw)
     guard = Untouched(theta=dict(theta))
-    found = component.pictures(theta)
+    images = component.pictures(theta)
     guard.verify("pictures")
-    if found is None:
+    if images is None:
         raise NotApplicable("it has no pictures")
-    fine = found.ndim == 4 and found.numel() > 0 and bool(torch.isfinite(found).all())
-    require(fine, f"pictures must be finite, of shape (N, C, H, W), got {tuple(found.shape)}")
+    fine = images.ndim == 4 and images.numel() > 0 and bool(torch.isfinite(images).all())
+    require(fine, f"pictures must be finite, of shape (N, C, H, W), got {tuple(images.shape)}")
 
 
 @holds_for_all("upgrade leaves a current θ unchanged")
@@ -170,12 +172,12 @@ def _like(theta: Theta, seed: int) -> dict[str, Tensor]:
     return {name: normal(*value.shape, seed=seed + 7 * k) for k, (name, value) in enumerate(theta.items())}
 
 
-def _same_theta(found: Theta, expected: Theta, what: str, cause: str) -> None:
-    names = list(found)
+def _same_theta(theta: Theta, expected: Theta, what: str, cause: str) -> None:
+    names = list(theta)
     require(set(names) == set(expected), f"{what} has the parameters {names} instead of {list(expected)}")
     for name in names:
         if expected[name].numel():
-            require_close(found[name], expected[name], 1e-9, f"{what}[{name!r}]", cause)
+            require_close(theta[name], expected[name], 1e-9, f"{what}[{name!r}]", cause)
 
 
 def _inner(a: Theta, b: Theta) -> float:

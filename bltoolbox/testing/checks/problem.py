@@ -122,7 +122,7 @@ def _projection(subject: Subject) -> None:
     z = bench.directions()
     free = bench.problem.project_gradient(z)
     require(
-        all(torch.allclose(free[name], part, atol=1e-12) for name, part in z.items()),
+        all(torch.allclose(free[name], entry, atol=1e-12) for name, entry in z.items()),
         "project_gradient() applied twice differs from once; it must be a linear projection",
     )
     penalty = bench.problem.penalty(bench.theta)
@@ -239,7 +239,7 @@ def _batch_independence(subject: Subject) -> None:
 
 def _all_results(lower: Lower, upper: Upper, x: Tensor) -> dict[str, Tensor]:
     bound = torch.as_tensor(math.inf if upper.lipschitz is None else upper.lipschitz, dtype=torch.float64)
-    found = {
+    results = {
         "start": lower.start(),
         "energy": lower.energy(x).detach(),
         "gradient": lower.gradient(x),
@@ -251,7 +251,7 @@ def _all_results(lower: Lower, upper: Upper, x: Tensor) -> dict[str, Tensor]:
         "lipschitz of the loss": bound.expand(len(x)),
         "ids": lower.ids.double(),
     }
-    return {name: value.detach().nan_to_num(posinf=1e300, neginf=-1e300) for name, value in found.items()}
+    return {name: value.detach().nan_to_num(posinf=1e300, neginf=-1e300) for name, value in results.items()}
 
 
 @holds(KIND, "has the derivatives in x of both levels")

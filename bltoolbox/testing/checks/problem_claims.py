@@ -49,8 +49,8 @@ def _extremes(product: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, T
     for seed in range(20):
         v = normal(*x.shape, seed=seed)
         quotients.append(dot(v, product(v)) / dot(v, v))
-    found = torch.stack(quotients)
-    return found.amin(0), found.amax(0)
+    stacked = torch.stack(quotients)
+    return stacked.amin(0), stacked.amax(0)
 
 
 def _require_bounds(lower: Lower, low: Tensor, high: Tensor, what: str) -> None:
@@ -111,24 +111,27 @@ def _blocks(subject: Subject) -> None:
         "the mean over all blocks, not their sum, is the whole; a block of n rows has weights times blocks"
     )
     if lower.blocks > 1:
-        parts = [lower.block(torch.full((len(x),), j)) for j in range(lower.blocks)]
+        blocks = [lower.block(torch.full((len(x),), j)) for j in range(lower.blocks)]
         for name, of in (
-            ("energy", lambda one: one.energy(x).detach()),
-            ("gradient", lambda one: one.gradient(x)),
-            ("hvp", lambda one: one.linearize(x).hvp(q)),
+            ("energy", lambda block: block.energy(x).detach()),
+            ("gradient", lambda block: block.gradient(x)),
+            ("hvp", lambda block: block.linearize(x).hvp(q)),
         ):
-            mean = torch.stack([of(part) for part in parts]).mean(0)
+            mean = torch.stack([of(block_level) for block_level in blocks]).mean(0)
             require_close(mean, of(lower), ORDER, f"the mean of {name} over {lower.blocks} blocks", cause)
         for name, value in lower.mixed(x, q, weights).items():
-            mean = torch.stack([part.mixed(x, q, weights)[name] for part in parts]).mean(0)
+            mean = torch.stack([block_level.mixed(x, q, weights)[name] for block_level in blocks]).mean(0)
             require_close(
                 mean, value, ORDER, f"the mean of mixed() in {name} over {lower.blocks} blocks", cause
             )
-        for j, part in enumerate(parts):
-            _require_bounds(part, *_spectrum(part, x), what=f"block {j}")
+        for j, block_level in enumerate(blocks):
+            _require_bounds(block_level, *_spectrum(block_level, x), what=f"block {j}")
     if upper.blocks > 1:
         pieces = [upper.block(torch.full((len(x),), j)) for j in range(upper.blocks)]
-        for name, of_loss in (("value", lambda one: one.value(x)), ("gradient", lambda one: one.gradient(x))):
+        for name, of_loss in (
+            ("value", lambda block: block.value(x)),
+            ("gradient", lambda block: block.gradient(x)),
+        ):
             mean = torch.stack([of_loss(piece) for piece in pieces]).mean(0)
             require_close(
                 mean,

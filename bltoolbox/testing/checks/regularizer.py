@@ -75,7 +75,7 @@ def trial_of(
 
 def everything(case: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
     """Every result of a regularizer for images, by the name that a report uses."""
-    x, v, q = (part if index is None else part[index] for part in (case.x, case.v, case.q))
+    x, v, q = (batch if index is None else batch[index] for batch in (case.x, case.v, case.q))
     return {
         "energy": case.regularizer.energy(case.theta, x),
         "gradient": case.regularizer.gradient(case.theta, x),
@@ -151,18 +151,20 @@ def density(subject: Subject) -> None:
     case = trial(subject)
     if not case.regularizer.offers("density"):
         raise NotApplicable("it has no energy by place")
-    found = case.regularizer.density(case.theta, case.x)
-    require(found.ndim == 3, f"density has shape {tuple(found.shape)}, but must be (samples, rows, columns)")
+    density = case.regularizer.density(case.theta, case.x)
+    require(
+        density.ndim == 3, f"density has shape {tuple(density.shape)}, but must be (samples, rows, columns)"
+    )
     expected = case.regularizer.energy(case.theta, case.x)
     require_close(
-        found.sum((1, 2)), expected, 1e-9, "density(θ, x), summed over places", "it must be energy(θ, x)"
+        density.sum((1, 2)), expected, 1e-9, "density(θ, x), summed over places", "it must be energy(θ, x)"
     )
     if case.regularizer.offers("analyse"):
         places = tuple(case.regularizer.analyse(case.theta, case.x).shape[-2:])
         sentence = (
-            f"density has places {tuple(found.shape[1:])}, but the last dimensions of analyse are {places}"
+            f"density has places {tuple(density.shape[1:])}, but the last dimensions of analyse are {places}"
         )
-        require(tuple(found.shape[1:]) == places, sentence)
+        require(tuple(density.shape[1:]) == places, sentence)
 
 
 @holds(KIND, "gradient matches finite differences of the energy")
@@ -239,7 +241,7 @@ def mixed_derivative(subject: Subject) -> None:
     case = trial(subject)
     derivative = _pairing_derivative(case)
     for k, (name, value) in enumerate(case.raw.items()):
-        direction = {other: torch.zeros_like(part) for other, part in case.raw.items()}
+        direction = {other: torch.zeros_like(entry) for other, entry in case.raw.items()}
         direction[name] = normal(*value.shape, seed=40 + k) / value.numel() ** 0.5
         claimed = (derivative[name] * direction[name]).sum()
 
@@ -276,7 +278,7 @@ def shows(subject: Subject) -> None:
         require(fine, f"pictures must be finite, of shape (N, C, H, W), got {tuple(pictures.shape)}")
     if curves is not None:
         count, places = len(curves.values), len(curves.t)
-        shapes = [tuple(part.shape) for part in (curves.t, curves.values, curves.weights)]
+        shapes = [tuple(tensor.shape) for tensor in (curves.t, curves.values, curves.weights)]
         fine = shapes == [(places,), (count, places), (count,)] and places > 1
         require(fine, f"t, values and weights of potentials must be (N,), (J, N) and (J,), got {shapes}")
         require(bool((curves.t.diff() > 0).all()), "t of potentials must increase")
@@ -302,4 +304,6 @@ def _pairing_derivative(case: Trial) -> dict[str, Tensor]:
         )
     gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), gradients, strict=True)
-    return {name: torch.zeros_like(leaf) if part is None else part for (name, leaf), part in pairs}
+    return {
+        name: torch.zeros_like(leaf) if gradient is None else gradient for (name, leaf), gradient in pairs
+    }

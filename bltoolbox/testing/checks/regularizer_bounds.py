@@ -56,10 +56,10 @@ def convex(subject: Subject) -> None:
 @holds(KIND, "lipschitz is a valid bound")
 def lipschitz(subject: Subject) -> None:
     case = trial(subject)
-    known = case.regularizer.lipschitz(case.theta, case.shape)
-    if known is None:
+    claim = case.regularizer.lipschitz(case.theta, case.shape)
+    if claim is None:
         raise NotApplicable("no Lipschitz constant is known")
-    bound = float(known)
+    bound = float(claim)
     for where, extremes in _curvatures(case):
         largest = max(extremes, key=abs)
         require(
@@ -173,9 +173,9 @@ def primal_dual(subject: Subject) -> None:
         )
         # At p = t − step·v, v = prox(t/step), Fenchel and Young's inequality is an equation.
         v = (t - p) / step
-        found = regularizer.conjugate(theta, p) + regularizer.potential_sum(theta, v)
+        both = regularizer.conjugate(theta, p) + regularizer.potential_sum(theta, v)
         require_close(
-            found, dot(p, v), 1e-8, "conjugate(p) + potential_sum(v)", "it must be ⟨p, v⟩ for p in ∂ψ(v)"
+            both, dot(p, v), 1e-8, "conjugate(p) + potential_sum(v)", "it must be ⟨p, v⟩ for p in ∂ψ(v)"
         )
 
 

@@ -169,10 +169,10 @@ def observes(subject: Subject) -> None:
     flipped = Batch([batch.ids[k] for k in order], [batch.weights[k] for k in order])
     seen = torch.linspace(1, 2, len(order), dtype=torch.float64)
     guard = Untouched(seen=seen)
-    one = sampler.observe(state, batch, {sampler.wants: seen})
+    informed = sampler.observe(state, batch, {sampler.wants: seen})
     guard.verify("observe")
     other = sampler.observe(state, flipped, {sampler.wants: seen[order]})
-    draws = [_plain(sampler.next(after)[0]) for after in (one, other)]
+    draws = [_plain(sampler.next(after)[0]) for after in (informed, other)]
     require(
         same(*draws),
         "the same numbers for the same samples in another order lead to other draws; entry k is about batch.ids[k]",

@@ -96,9 +96,9 @@ def compactable(subject: Subject) -> None:
         _require_rows(state, len(bench.y), "")
         index = torch.tensor([2, 0])
         with torch.no_grad():
-            whole, part = solver.step(lower, state), solver.step(lower.take(index), take(state, index))
+            whole, rows = solver.step(lower, state), solver.step(lower.take(index), take(state, index))
         require_close(
-            part.x, whole.x[index], 1e-8, "x after a step of two of three samples",
+            rows.x, whole.x[index], 1e-8, "x after a step of two of three samples",
             "the rows of the state must contain everything that a sample needs to continue alone",
         )  # fmt: skip
 
@@ -126,11 +126,11 @@ def batch_independent(subject: Subject) -> None:
         together = _advance(solver, lower, STEPS)
         whole = solve(solver, lower, lower.start(), 1e-6, limit=LIMIT)
         for index in batches(len(bench.y)):
-            part = lower.take(index)
+            alone = lower.take(index)
             what = f"x of {describe_batch(index)} after {STEPS} steps differs from the result in a batch"
             cause = "step sizes, inner products and stopping criteria must be per sample"
-            require_close(_advance(solver, part, STEPS).x, together.x[index], 1e-7, what, cause)
-            count = solve(solver, part, part.start(), 1e-6, limit=LIMIT).iterations
+            require_close(_advance(solver, alone, STEPS).x, together.x[index], 1e-7, what, cause)
+            count = solve(solver, alone, alone.start(), 1e-6, limit=LIMIT).iterations
             require(
                 int((count - whole.iterations[index]).abs().max()) <= 2,
                 f"{describe_batch(index)} took {count.tolist()} iterations, but"

@@ -42,7 +42,7 @@ class QuadraticOracle:
 
     def exact(self, theta: Theta) -> float:
         parts = [_curvature(t) * (theta[name].double() - t).square() for name, t in self.target.items()]
-        return 0.5 * float(sum(part.sum() for part in parts))
+        return 0.5 * float(sum(summand.sum() for summand in parts))
 
     def _spend(self, theta: Theta, *tolerances: float) -> None:
         self.calls += 1

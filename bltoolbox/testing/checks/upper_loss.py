@@ -144,9 +144,9 @@ def batch_independent(subject: Subject) -> None:
     case = trial(subject)
     value, gradient = case.upper.value(case.x), case.upper.gradient(case.x)
     for index in batches(COUNT):
-        part, x = case.upper.take(index), case.x[index]
+        taken, x = case.upper.take(index), case.x[index]
         rebound = case.loss.bind(_rows(case.sample, index), forward.take(index))
-        for name, upper in (("take", part), ("bind", rebound)):
+        for name, upper in (("take", taken), ("bind", rebound)):
             what = f"of {describe_batch(index)} by {name} differs from the result in a batch of {COUNT}"
             cause = "sums and means must not run over the first dimension, and take must select every per-sample field"
             require_close(upper.value(x), value[index], 1e-10, f"value {what}", cause)
@@ -165,10 +165,10 @@ def noise_gain(subject: Subject) -> None:
     loss = subject()
     y = normal(200, 200, seed=2)
     kept, _ = loss.split(LEVEL * y, LEVEL, keyed_generator("split", 0))
-    found, error = float(kept.std()) / LEVEL, loss.noise_gain / math.sqrt(2 * y.numel())
+    gain, error = float(kept.std()) / LEVEL, loss.noise_gain / math.sqrt(2 * y.numel())
     require(
-        abs(found - loss.noise_gain) <= 6 * error,
-        f"noise_gain is {loss.noise_gain:.6g}, but split makes noise of level 1 one of level {found:.4g}",
+        abs(gain - loss.noise_gain) <= 6 * error,
+        f"noise_gain is {loss.noise_gain:.6g}, but split makes noise of level 1 one of level {gain:.4g}",
     )
 
 
@@ -272,7 +272,7 @@ def blocks(subject: Subject) -> None:
         raise NotApplicable("it is not a finite sum")
     parts = [case.upper.block(torch.full((COUNT,), j)) for j in range(count)]
     for name in ("value", "gradient"):
-        mean = torch.stack([getattr(part, name)(case.x) for part in parts]).mean(0)
+        mean = torch.stack([getattr(block, name)(case.x) for block in parts]).mean(0)
         cause = "the mean over all blocks must be g, so a block is its share of g times the number of blocks"
         require_close(
             mean, getattr(case.upper, name)(case.x), 1e-9, f"the mean {name} of {count} blocks", cause
@@ -291,7 +291,7 @@ def theta_gradient(subject: Subject) -> None:
         for index in batches(COUNT)[:COUNT]
     ]
     for name, value in whole.items():
-        total = torch.stack([part[name] for part in alone]).sum(0)
+        total = torch.stack([gradient[name] for gradient in alone]).sum(0)
         cause = "it must be Σ_i weights_i ∂_θ g_i"
         require_close(value, total, 1e-9, f"theta_gradient[{name!r}] against the sum over samples", cause)
     if "theta" not in getattr(type(case.upper), "__dataclass_fields__", {}):

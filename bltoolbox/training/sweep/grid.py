@@ -44,10 +44,10 @@ class Grid:
     @property
     def varying(self) -> list[str]:
         """The keys with several values."""
-        return [key for key, found in self.values.items() if len(found) > 1]
+        return [key for key, values in self.values.items() if len(values) > 1]
 
     def __len__(self) -> int:
-        return math.prod(len(found) for found in self.values.values())
+        return math.prod(len(values) for values in self.values.values())
 
     def cells(self) -> list[Cell]:
         """Every combination; the last key varies fastest. Names are unique, also on file systems that ignore case."""
@@ -59,7 +59,7 @@ class Grid:
             all_settings = dict(zip(self.values, values, strict=True))
             settings = {key: all_settings[key] for key in varying}
             parts = [f"{labels[key]}={readable(value)}" for key, value in settings.items()]
-            name = free_name(_cut(",".join(parts) or "run"), taken)
+            name = free_name(shortened(",".join(parts) or "run"), taken)
             taken.add(name.casefold())
             cells.append(Cell(name, settings, [f"{key}={value}" for key, value in all_settings.items()]))
         return cells
@@ -70,7 +70,7 @@ def parse_grid(arguments: Sequence[str]) -> Grid:
     values: dict[str, list[str]] = {}
     for argument in arguments:
         key, _, text = argument.partition("=")
-        key = ".".join(part.strip() for part in key.split("."))
+        key = ".".join(name.strip() for name in key.split("."))
         if not all(key.split(".")):
             raise UsageError(f"{argument!r} is not of the form KEY=a,b,c, e.g. sampler.size=8,16")
         if key in values:
@@ -108,22 +108,22 @@ def split_values(text: str) -> list[str]:
             depth = max(0, depth - 1)
         # A quote opens one where a value begins; within a word it is an apostrophe.
         begun = not quote and (letter in _OPEN + ",:" or (begun and letter.isspace()))
-    return [part.strip() for part in parts]
+    return [piece.strip() for piece in parts]
 
 
 def _values(key: str, text: str) -> list[str]:
-    found = split_values(text)
-    if len(found) == 1:
+    values = split_values(text)
+    if len(values) == 1:
         return [text]
-    if not all(found):
+    if not all(values):
         raise UsageError(f"{key}={text}: there is an empty value; write null for none")
     seen: dict[str, str] = {}
-    for value in found:
+    for value in values:
         same = repr(_data(value))
         if same in seen:
             raise UsageError(f"{key}={text}: {value} is given twice" + _as(seen[same], value))
         seen[same] = value
-    return found
+    return values
 
 
 def _as(first: str, again: str) -> str:
@@ -140,11 +140,11 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """Each dotted key, shortened to its last parts as far as it stays unique."""
     short: dict[str, str] = {}
     for key in keys:
-        words = key.split(".")
-        endings = [".".join(words[-count:]) for count in range(1, len(words) + 1)]
+        names = key.split(".")
+        endings = [".".join(names[-count:]) for count in range(1, len(names) + 1)]
         others = [f".{other}" for other in keys if other != key]
         short[key] = next(
-            (one for one in endings if not any(other.endswith(f".{one}") for other in others)), key
+            (ending for ending in endings if not any(other.endswith(f".{ending}") for other in others)), key
         )
     return short
 
@@ -167,7 +167,8 @@ def _words(data: Any) -> Iterator[str]:
         yield shown(data)
 
 
-def _cut(name: str) -> str:
+def shortened(name: str) -> str:
+    """A name that file systems accept; a checksum keeps long ones apart."""
     if len(name) <= MAX_NAME:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -177,4 +178,4 @@ def _cut(name: str) -> str:
 def free_name(name: str, taken: set[str]) -> str:
     """The name, or the first of ``name-2``, ``name-3``, … that is not taken (in small letters)."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(one for one in names if one.casefold() not in taken)
+    return next(candidate for candidate in names if candidate.casefold() not in taken)

@@ -207,7 +207,7 @@ def _blur(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
     for axis in (0, 1):
         n = image.shape[axis]
         taken = (np.take(image, np.clip(np.arange(n) + d, 0, n - 1), axis) for d in t)
-        image = sum(w * part for w, part in zip(kernel.astype(np.float32), taken, strict=True))
+        image = sum(w * shifted for w, shifted in zip(kernel.astype(np.float32), taken, strict=True))
     return image
 
 

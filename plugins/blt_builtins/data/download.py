@@ -75,29 +75,29 @@ def md5_of(path: Path) -> str:
 
 
 def _download(url: str, md5: str, archive: Path) -> None:
-    part = archive.with_name(f"{archive.name}.part")
-    resumed = _begun(part) > 0
-    _complete(url, part)
-    if md5_of(part) != md5 and resumed:
+    partial_file = archive.with_name(f"{archive.name}.part")
+    resumed = _begun(partial_file) > 0
+    _complete(url, partial_file)
+    if md5_of(partial_file) != md5 and resumed:
         # What was there before may have been of another version.
-        part.unlink()
-        _complete(url, part)
-    if md5_of(part) != md5:
-        part.unlink()
+        partial_file.unlink()
+        _complete(url, partial_file)
+    if md5_of(partial_file) != md5:
+        partial_file.unlink()
         raise MissingError(
             f"{url} is not the file it should be (its MD5 sum is wrong) and was deleted; try again later, or get the"
             " file elsewhere"
         )
-    os.replace(part, archive)
+    os.replace(partial_file, archive)
 
 
-def _complete(url: str, part: Path) -> None:
+def _complete(url: str, partial_file: Path) -> None:
     """Continue until the file is complete, as long as each connection delivers data."""
     failures = 0
     while True:
-        before = _begun(part)
+        before = _begun(partial_file)
         try:
-            if _append(url, part):
+            if _append(url, partial_file):
                 return
             reason = "the connection was closed"
         except urllib.error.HTTPError as error:
@@ -113,18 +113,18 @@ def _complete(url: str, part: Path) -> None:
             ssl.SSLError,
         ) as error:
             reason = str(getattr(error, "reason", None) or error or type(error).__name__)
-        failures = 0 if _begun(part) > before else failures + 1
+        failures = 0 if _begun(partial_file) > before else failures + 1
         if failures >= TRIES:
-            kept = f"; {_megabytes(_begun(part))} are kept; repeat the command to continue from there"
+            kept = f"; {_megabytes(_begun(partial_file))} are kept; repeat the command to continue from there"
             raise MissingError(
-                f"{url} cannot be downloaded: {reason} (is there a network?){kept if _begun(part) else ''}"
+                f"{url} cannot be downloaded: {reason} (is there a network?){kept if _begun(partial_file) else ''}"
             )
         time.sleep(PAUSE if failures else 0)
 
 
-def _append(url: str, part: Path) -> bool:
-    """One connection: append its data to ``part``; return whether the file is complete."""
-    begun = _begun(part)
+def _append(url: str, partial_file: Path) -> bool:
+    """One connection: append its data to the file; return whether the file is complete."""
+    begun = _begun(partial_file)
     headers = {"User-Agent": "bltoolbox"} | ({"Range": f"bytes={begun}-"} if begun else {})
     try:
         response: Any = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
@@ -139,16 +139,16 @@ def _append(url: str, part: Path) -> bool:
         left = _whole_number(response.headers.get("Content-Length"))
         total = None if left is None else begun + left
         if response.status == 206 and not begun:
-            part.unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)
             raise http.client.HTTPException("the server sends another piece of the file than was asked for")
-        with _opened(part) as file, _Progress(url, begun, total) as progress:
+        with _opened(partial_file) as file, _Progress(url, begun, total) as progress:
             file.truncate(begun)
             file.seek(begun)
             while block := response.read(_BLOCK):
                 file.write(block)
                 progress.add(len(block))
                 DOWNLOAD.check(url, file.tell())
-    return total is None or _begun(part) >= total
+    return total is None or _begun(partial_file) >= total
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -167,8 +167,8 @@ def _whole_number(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text.strip()) else None
 
 
-def _begun(part: Path) -> int:
-    return part.stat().st_size if part.exists() else 0
+def _begun(partial_file: Path) -> int:
+    return partial_file.stat().st_size if partial_file.exists() else 0
 
 
 def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:

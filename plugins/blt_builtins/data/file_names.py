@@ -86,7 +86,7 @@ def _matched(pattern: str, suffixes: frozenset[str]) -> dict[str, list[Path]]:
         path = Path(text)
         match = wildcards.fullmatch(text.replace(os.sep, "/"))
         if match and path.suffix.lower() in suffixes and path.is_file():
-            name = "/".join(part for part in match.groups() if part)
+            name = "/".join(group for group in match.groups() if group)
             ends_open = match.lastindex is not None and match.end(match.lastindex) == len(text)
             by_name.setdefault(_stem(name) if ends_open else name, []).append(path)
     return by_name
@@ -95,13 +95,13 @@ def _matched(pattern: str, suffixes: frozenset[str]) -> dict[str, list[Path]]:
 def _groups(pattern: str) -> str:
     """A glob as a regular expression with a group for each wildcard."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])", pattern)
-    words = {"**/": "(?:(.*)/)?", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
+    expressions = {"**/": "(?:(.*)/)?", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
 
-    def expression(part: str) -> str:
-        if part.startswith("[") and part.endswith("]"):
-            inner = part[1:-1].replace("\\", r"\\")
+    def expression(token: str) -> str:
+        if token.startswith("[") and token.endswith("]"):
+            inner = token[1:-1].replace("\\", r"\\")
             return f"([{'^' + inner[1:] if inner.startswith('!') else inner}])"
-        return words.get(part) or re.escape(part)
+        return expressions.get(token) or re.escape(token)
 
     return "".join(map(expression, parts))
 

@@ -31,8 +31,8 @@ def hdf5_path(path: str) -> tuple[Path, str] | None:
     if Path(path).suffix.lower() in _SUFFIXES:
         return Path(path).expanduser(), ""
     file, colon, name = path.rpartition(":/")
-    found = colon and Path(file).suffix.lower() in _SUFFIXES
-    return (Path(file).expanduser(), name) if found else None
+    is_hdf5 = colon and Path(file).suffix.lower() in _SUFFIXES
+    return (Path(file).expanduser(), name) if is_hdf5 else None
 
 
 class Hdf5Rows:
@@ -75,18 +75,18 @@ def _find(root: File, file: Path, name: str) -> Dataset:
     import h5py
 
     if not name:
-        known = [key for key in root if isinstance(root.get(key, getlink=True), h5py.HardLink)]
-        example = f"{file}:/{known[0] if known else 'name'}"
-        listed = f"; it has {', '.join(known[:_SHOWN])}" if known else ""
+        keys = [key for key in root if isinstance(root.get(key, getlink=True), h5py.HardLink)]
+        example = f"{file}:/{keys[0] if keys else 'name'}"
+        listed = f"; it has {', '.join(keys[:_SHOWN])}" if keys else ""
         raise ValueError(f"{file} is a file of datasets{listed}; name one, e.g. {example}")
     place: Any = root
-    for part in filter(None, name.split("/")):
-        link = place.get(part, getlink=True) if isinstance(place, h5py.Group) and part in place else None
+    for step in filter(None, name.split("/")):
+        link = place.get(step, getlink=True) if isinstance(place, h5py.Group) and step in place else None
         if link is None:
             raise ValueError(f"{file} has no dataset /{name}")
         if not isinstance(link, h5py.HardLink):
             raise ValueError(f"/{name} of {file} is a link, which is not followed; name the dataset itself")
-        place = place[part]
+        place = place[step]
     if not isinstance(place, h5py.Dataset):
         raise ValueError(f"/{name} of {file} is a group of datasets; name one of them")
     return place

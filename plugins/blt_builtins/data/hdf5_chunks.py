@@ -34,7 +34,7 @@ class Chunks:
         settings = dataset.id.get_create_plist()
         self.filters: list[int] = [settings.get_filter(i)[0] for i in range(settings.get_nfilters())]
         if set(self.filters) - _FILTERS:
-            plugin = any(one not in _PART_OF_HDF5 for one in self.filters)
+            plugin = any(number not in _PART_OF_HDF5 for number in self.filters)
             reason = (
                 "by a plugin of HDF5, which reading it would execute"
                 if plugin
@@ -43,7 +43,7 @@ class Chunks:
             raise ValueError(
                 f"{name} is refused: it is compressed {reason}; save it with gzip or without compression"
             )
-        if sum(one in (_DEFLATE, _LZF) for one in self.filters) > 1:
+        if sum(number in (_DEFLATE, _LZF) for number in self.filters) > 1:
             raise ValueError(f"{name} is refused: it is compressed twice; save it with gzip once")
         self.name = name
         self._id: Any = dataset.id
@@ -77,7 +77,7 @@ class Chunks:
             if self._id.get_chunk_info_by_coord(offset).byte_offset is None:
                 return  # it was never written, so it contains the fill value
             raise
-        used = [one for i, one in enumerate(self.filters) if not skipped >> i & 1]
+        used = [number for i, number in enumerate(self.filters) if not skipped >> i & 1]
         try:
             size = _decoded_size(stored, reversed(used), self._bytes)
         except zlib.error as error:
@@ -92,13 +92,13 @@ class Chunks:
 def _decoded_size(stored: bytes, filters: Iterable[int], expected: int) -> int:
     """Bytes of a chunk after its filters, in the order of reading; not counted far beyond ``expected``."""
     size = len(stored)
-    for one in filters:
-        if one == _CHECKSUM:
+    for number in filters:
+        if number == _CHECKSUM:
             size -= _CHECKSUM_BYTES
             stored = stored[: max(size, 0)]
-        elif one == _DEFLATE:
+        elif number == _DEFLATE:
             size = _inflated_size(stored, expected + _CHECKSUM_BYTES)
-        elif one == _LZF:
+        elif number == _LZF:
             size = _lzf_size(stored)
     return size
 

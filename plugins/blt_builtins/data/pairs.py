@@ -129,7 +129,9 @@ class Pairs(Data):
 
     def context(self, ids: Sequence[int]) -> dict[str, Tensor]:
         places = self._places(ids)
-        return {name: torch.stack([_entry(one, i) for i in places]) for name, one in self._context.items()}
+        return {
+            name: torch.stack([_entry(source, i) for i in places]) for name, source in self._context.items()
+        }
 
     def label(self, id: int) -> str:
         named = self._named()
@@ -154,7 +156,9 @@ class Pairs(Data):
     def _matched(self) -> int:
         """The number of samples; refuses sources that do not belong together."""
         sources = self._sources()
-        refuse_mismatch([(one.path, one.names) for one in sources if one.names is not None] or [("", ())])
+        refuse_mismatch(
+            [(entry.path, entry.names) for entry in sources if entry.names is not None] or [("", ())]
+        )
         for source in sources[1:]:
             if source.count != sources[0].count:
                 raise ValueError(

@@ -86,10 +86,10 @@ def _open(name: str) -> Image.Image:
             "photos: scikit-image is not installed; install it with: pip install scikit-image"
         ) from error
     folder = Path(skimage.__file__).parent / "data"
-    found = sorted(path for path in folder.glob(f"{name}.*") if path.suffix in {".png", ".jpg"})
-    if not found:
+    paths = sorted(path for path in folder.glob(f"{name}.*") if path.suffix in {".png", ".jpg"})
+    if not paths:
         raise MissingError(
             f"photos: the installed scikit-image does not ship '{name}' in {folder};"
             " leave it out of names, or install another version of scikit-image"
         )
-    return Image.open(found[0])
+    return Image.open(paths[0])

@@ -88,15 +88,15 @@ class Files(Source):
     """Pictures and ``.npy`` arrays of a folder or a glob, one file per sample."""
 
     def __init__(self, path: str) -> None:
-        found = named_files(path, SUFFIXES | {".npy"})
-        if not found:
+        files = named_files(path, SUFFIXES | {".npy"})
+        if not files:
             raise ValueError(f"there are no pictures or .npy files in {path} (looked in {Path.cwd()})")
-        ARRAY_IMAGES.check(path, len(found))
+        ARRAY_IMAGES.check(path, len(files))
         self.path = path
         self.root = _root(path)
-        self.names = tuple(found)
-        self.count = len(found)
-        self._files = tuple(found.values())
+        self.names = tuple(files)
+        self.count = len(files)
+        self._files = tuple(files.values())
         self.pictures = self._files[0].suffix.lower() != ".npy"
         self.shape = _shape(self._files[0])
         for file in self._files:
@@ -157,10 +157,10 @@ def as_tensor(values: NDArray[Any], unit: bool, what: str) -> Tensor:
         values = np.concatenate([values.real, values.imag])
     if unit and values.dtype.kind == "u":
         values = values / np.float64(np.iinfo(values.dtype).max)
-    found = torch.from_numpy(values.astype(np.float32))
-    if not bool(torch.isfinite(found).all()):
+    tensor = torch.from_numpy(values.astype(np.float32))
+    if not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{what} contains NaN or infinity")
-    return found
+    return tensor
 
 
 def _shape(file: Path) -> tuple[int, ...]:

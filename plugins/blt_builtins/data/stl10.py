@@ -58,18 +58,18 @@ class STL10(Data):
     ) -> None:
         datasets = torchvision_datasets("stl10")
         root = Path(path).expanduser() if path is not None else cache_folder() / "torchvision"
-        known = datasets.STL10
-        folder = root / known.base_folder
+        stl10 = datasets.STL10
+        folder = root / stl10.base_folder
         file = folder / f"{split}_X.bin"
         if not file.is_file() and download:
-            fetch(known.url, known.tgz_md5, root, [known.base_folder], file.is_file)
+            fetch(stl10.url, stl10.tgz_md5, root, [stl10.base_folder], file.is_file)
         if not file.is_file():
             raise MissingError(
                 f"stl10: there is no {file}; set download: true to get it (2.6 GB), or path to the folder that holds"
-                f" {known.base_folder}"
+                f" {stl10.base_folder}"
             )
         if verify:
-            sums = dict(known.train_list + known.test_list)
+            sums = dict(stl10.train_list + stl10.test_list)
             if not datasets.utils.check_integrity(str(file), sums[file.name]):
                 raise ValueError(
                     f"{file} is damaged (its MD5 sum is wrong); delete {folder} and set download: true to get it again"

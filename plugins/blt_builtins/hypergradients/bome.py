@@ -7,7 +7,7 @@
 with x^T held fixed in ∇q. λ is the smallest one for which the step decreases q at the rate η‖∇q‖², so that x is drawn
 towards the minimiser while the loss decreases as far as that allows. There is one λ for each task; with several tasks
 the paper would have one for all, which couples them. θ ← θ − αz is left to the optimizer. The effort it requests for
-the lower level is T if it is a number of iterations; that of the linear system does not matter, as there is none.
+the lower level is T if it is a number of iterations; the one for the linear system is ignored, as there is none.
 
 At a fixed θ, the iteration on x ends at the minimiser of h + g/λ with λ = η(1 + ‖∇_x g‖²/‖z‖²) if T is large, where z
 is that of `f2sa`: its bias vanishes for η → ∞.
@@ -77,16 +77,16 @@ class BOME(HypergradientEstimator):
         here, there = lower.theta_gradient_each(x), lower.theta_gradient_each(end)
         direct = upper.theta_gradient_each(x)
         # The two derivatives nearly cancel where x is near the minimiser.
-        change = {name: part.double() - there[name].double() for name, part in here.items()}
+        change = {name: entry.double() - there[name].double() for name, entry in here.items()}
         multiplier = self._multiplier(slope, gradient, direct, change)
-        rows = {name: expand(multiplier, part) * part for name, part in change.items()}
-        for name, part in direct.items():
-            rows[name] = rows[name] + part.double()
+        rows = {name: expand(multiplier, entry) * entry for name, entry in change.items()}
+        for name, entry in direct.items():
+            rows[name] = rows[name] + entry.double()
         moved = slope + expand(multiplier.to(x), x) * gradient
         step = expand(self._step(ask, multiplier.to(x)), x)
-        z = {name: torch.tensordot(ask.weights.double(), part, dims=1) for name, part in rows.items()}
+        z = {name: torch.tensordot(ask.weights.double(), entry, dims=1) for name, entry in rows.items()}
         return Estimate(
-            {name: part.to(lower.theta[name]) for name, part in z.items()},
+            {name: entry.to(lower.theta[name]) for name, entry in z.items()},
             unmeasured(lower),
             each(lower, 0),
             x=lower.project(x - step * moved),
@@ -105,10 +105,10 @@ class BOME(HypergradientEstimator):
     def _multiplier(self, slope: Tensor, gradient: Tensor, direct: Rows, change: Rows) -> Tensor:
         """λ of each task, in float64."""
         size, product = (dot(gradient.double(), v.double()) for v in (gradient, slope))
-        for name, part in change.items():
-            size = size + part.reshape(len(part), -1).square().sum(1)
+        for name, entry in change.items():
+            size = size + entry.reshape(len(entry), -1).square().sum(1)
             if name in direct:
-                product = product + (part * direct[name]).reshape(len(part), -1).sum(1)
+                product = product + (entry * direct[name]).reshape(len(entry), -1).sum(1)
         # At a minimiser ∇q is zero up to rounding, and only the loss counts, which moves x away from it.
         least = (_ROUNDING * torch.finfo(slope.dtype).eps) ** 2 * dot(slope.double(), slope.double())
         curved = size > least

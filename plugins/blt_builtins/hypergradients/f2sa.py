@@ -52,8 +52,8 @@ class F2SA(HypergradientEstimator):
     Args:
         penalty: λ_0, in units of h over g; the bias is about L_g/(λμ), its square for central differences.
         growth: exponent c of λ from call to call; 0 for a fixed λ.
-        difference: `forward` is the method of the paper; `central` is more accurate by one order, and half as dear
-            again.
+        difference: `forward` is the method of the paper; `central` is more accurate by one order, and costs
+            half as much again.
     """
 
     gives_adjoint = False
@@ -88,12 +88,12 @@ class F2SA(HypergradientEstimator):
             below, factor = _untilted(ask, effort), penalty
             x, at = below.x, above.x
         # The two derivatives nearly cancel, so that their difference is multiplied and added to in float64.
-        z = {name: factor * part.double() for name, part in _difference(ask, above.x, below.x).items()}
-        for name, part in ask.upper.theta_gradient(at, ask.weights).items():
-            z[name] = z[name] + part.double()
+        z = {name: factor * entry.double() for name, entry in _difference(ask, above.x, below.x).items()}
+        for name, entry in ask.upper.theta_gradient(at, ask.weights).items():
+            z[name] = z[name] + entry.double()
         memory = {"above": above.x} | ({"below": below.x} if self.central else {})
         return Estimate(
-            {name: part.to(ask.lower.theta[name]) for name, part in z.items()},
+            {name: entry.to(ask.lower.theta[name]) for name, entry in z.items()},
             factor * (above.residual + below.residual),
             torch.zeros_like(above.iterations),
             memory=memory,
@@ -128,4 +128,4 @@ def _untilted(ask: Ask, effort: Effort) -> Solution:
 
 def _difference(ask: Ask, above: Tensor, below: Tensor) -> dict[str, Tensor]:
     first, second = (ask.lower.theta_gradient(x, ask.weights) for x in (above, below))
-    return {name: part.double() - second[name].double() for name, part in first.items()}
+    return {name: entry.double() - second[name].double() for name, entry in first.items()}

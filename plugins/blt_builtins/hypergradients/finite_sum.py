@@ -54,7 +54,8 @@ def empty_rows(lower: Lower, *leading: int) -> Tensor:
 
 
 def count_of(effort: Effort | None, default: int) -> int:
-    """The requested number of iterations; ``default`` where an accuracy is requested, which no draw can tell."""
+    """The requested number of iterations; ``default`` where an accuracy is requested, which single blocks cannot
+    measure."""
     return effort.count if isinstance(effort, Steps) else default
 
 
@@ -107,9 +108,9 @@ def hessian_product(system: Linearization, v: Tensor) -> Tensor:
 
 def gradient_of(lower: Lower, upper: Upper, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
     """z = Σ_i weights_i (∂_θ g_i − ∂_θ⟨∇h_i, q_i⟩)."""
-    z = {name: -part for name, part in lower.mixed(x, q, weights).items()}
-    for name, part in upper.theta_gradient(x, weights).items():
-        z[name] = z[name] + part
+    z = {name: -entry for name, entry in lower.mixed(x, q, weights).items()}
+    for name, entry in upper.theta_gradient(x, weights).items():
+        z[name] = z[name] + entry
     return z
 
 

@@ -45,7 +45,7 @@ def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool
     start = torch.zeros_like(rhs) if start is None else start
     with torch.no_grad():
         q, residual, iterations = solve_linear(method, lower.linearize(x), rhs, start, tol, limit)
-    short = (residual > tol) & (iterations >= limit)
+    short = (residual > tol.cpu()) & (iterations >= limit)
     if isinstance(ask.effort, Accuracy) and not truncates and bool(short.any()):
         raise NumericalError(
             f"the adjoint systems of {int(short.sum())} samples reached the limit of {limit} iterations, with a"
@@ -59,9 +59,9 @@ def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool
 def implicit_gradient(ask: Ask, q: Tensor) -> dict[str, Tensor]:
     """z = ∂_θ g − ∂_θ⟨∇_x h(x̃, θ), q⟩, weighted."""
     x = ask.solution
-    gradient = {name: -part for name, part in ask.lower.mixed(x, q, ask.weights).items()}
-    for name, part in ask.upper.theta_gradient(x, ask.weights).items():
-        gradient[name] = gradient[name] + part
+    gradient = {name: -entry for name, entry in ask.lower.mixed(x, q, ask.weights).items()}
+    for name, entry in ask.upper.theta_gradient(x, ask.weights).items():
+        gradient[name] = gradient[name] + entry
     return gradient
 
 

@@ -66,9 +66,9 @@ class MinimalResiduals:
     def init(self, system: System, rhs: Tensor, start: Tensor, tol: Tensor) -> MinresState:
         r = initial_residual(system, rhs, start)
         beta, none = norm(r), torch.zeros_like(r)
-        one, zero = torch.ones_like(beta), torch.zeros_like(beta)
+        unit, zero = torch.ones_like(beta), torch.zeros_like(beta)
         return MinresState(
-            start, tol, beta, beta, _scaled(r, beta), none, zero, none, none, one, zero, one, zero
+            start, tol, beta, beta, _scaled(r, beta), none, zero, none, none, unit, zero, unit, zero
         )
 
     def step(self, system: System, state: MinresState) -> MinresState:

@@ -4,12 +4,12 @@
 
 for each of d_j = ∇h_j(x), ∇²h_j(x) q, ∂_θ⟨∇_x h_j, q⟩ and, with the blocks k of the loss, ∇g_k(x), ∂_θ g_k.
 
-T holds for each block the value when it was last drawn, so that the variance vanishes as (x, q, θ) converge: with
+T stores for each block the value of its last draw, so that the variance vanishes as (x, q, θ) converge: with
 fixed steps the method converges as fast as its deterministic counterpart, at the price of a stochastic step. Tables
 start with the values at the first (x, 0, θ), which costs one whole gradient. x ← x − ρD_x, q ← q − ρD_q as in `soba`.
 
-Memory per task: n (2·size of x + size of θ) numbers and m (size of x) more for the loss. Of a task that was not visited
-for long, the tables are old: it works best with few tasks that are all visited.
+Memory per task: n (2·size of x + size of θ) numbers and m (size of x) more for the loss. The tables of a task that has
+not been visited for long are out of date, so the method works best with few tasks, all visited often.
 
 When to choose it: finite sums that fit in memory, and an accurate θ. Otherwise `soba` or `amigo`. If the problem is not
 a finite sum, it is `soba` with a table that is never used.
@@ -73,8 +73,8 @@ class SABA(FiniteSumEstimator):
             "gradient": lower.gradient(x),
             "product": hessian_product(lower.linearize(x), q),
             "slope": upper.gradient(x),
-            **{f"mixed {name}": part.detach() for name, part in lower.mixed_each(x, q).items()},
-            **{f"direct {name}": part for name, part in upper.theta_gradient_each(x).items()},
+            **{f"mixed {name}": rows.detach() for name, rows in lower.mixed_each(x, q).items()},
+            **{f"direct {name}": rows for name, rows in upper.theta_gradient_each(x).items()},
         }
         reduced = {}
         for name, new in news.items():
@@ -126,8 +126,8 @@ def _filled(ask: Ask, memory: Rows) -> dict[str, Tensor]:
     for k in numbers[: upper.blocks]:
         block = upper.sampled(k.expand(len(new)))
         values.setdefault("slope", []).append(block.gradient(x))
-        for name, part in block.theta_gradient_each(x).items():
-            values.setdefault(f"direct {name}", []).append(part)
+        for name, gradients in block.theta_gradient_each(x).items():
+            values.setdefault(f"direct {name}", []).append(gradients)
     for name, parts in values.items():
         tables[name] = tables[name].index_copy(0, new, torch.stack(parts, dim=1).to(tables[name]))
     return tables

@@ -55,8 +55,8 @@ def unroll(ask: Ask, tol: Tensor, lipschitz: Tensor, steps: int) -> Estimate:
     p = ask.upper.gradient(points[-1])
     residual, iterations = norm(p), torch.full_like(tol, steps, dtype=torch.long)
     z = {name: torch.zeros_like(value) for name, value in lower.theta.items()}
-    for name, part in ask.upper.theta_gradient(points[-1], weights).items():
-        z[name] += part
+    for name, entry in ask.upper.theta_gradient(points[-1], weights).items():
+        z[name] += entry
     order = torch.arange(len(x), device=x.device)
     for k in reversed(range(steps)):
         if not bool((running := residual[order] > tol[order]).all()):
@@ -65,8 +65,8 @@ def unroll(ask: Ask, tol: Tensor, lipschitz: Tensor, steps: int) -> Estimate:
         if not len(order):
             break
         u, p = _backward(lower, points[k][order], p * inside[k][order], lipschitz[order])
-        for name, part in lower.mixed(points[k][order], u, weights[order]).items():
-            z[name] -= part
+        for name, entry in lower.mixed(points[k][order], u, weights[order]).items():
+            z[name] -= entry
         residual[order] = norm(p)
         iterations[order] += 1
     return Estimate(z, residual, iterations)

@@ -23,4 +23,16 @@ def blt_components() -> list[Component]:
             "blt_builtins.loggers.tensorboard_log:TensorBoardLog",
             "Scalars and learned filters for TensorBoard; needs the extra 'tensorboard'.",
         ),
+        Component(
+            "logger",
+            "wandb",
+            "blt_builtins.loggers.wandb_log:WandbLog",
+            "Figures, pictures and θ in Weights & Biases; needs the extra 'wandb'.",
+        ),
+        Component(
+            "logger",
+            "mlflow",
+            "blt_builtins.loggers.mlflow_log:MlflowLog",
+            "Figures, pictures and θ in MLflow; needs the extra 'mlflow'.",
+        ),
     ]

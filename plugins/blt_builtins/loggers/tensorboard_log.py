@@ -105,9 +105,9 @@ class TensorBoardLog(Logger):
             self._open().add_images(
                 "learned/filters", (0.5 + 0.5 * pictures / largest).detach().cpu(), self.step
             )
-        for one in shown_parameters(model.problem, model.prepared):
-            if one.values.shape[1] in (1, 3):
-                self._open().add_images(f"learned/{one.role}", one.shades, self.step)
+        for shown in shown_parameters(model.problem, model.prepared):
+            if shown.values.shape[1] in (1, 3):
+                self._open().add_images(f"learned/{shown.role}", shown.shades, self.step)
 
     def _open(self) -> Any:
         if self.writer is None:

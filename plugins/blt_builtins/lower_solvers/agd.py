@@ -29,7 +29,8 @@ from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand
 
 @dataclass(frozen=True)
 class AGDState:
-    """``x`` is v_k, ``gradient`` is ∇h there, ``point`` is x_k."""
+    """``x`` is v_k, ``gradient`` is ∇h there, ``point`` is x_k; ``beta`` is the momentum if it is constant for all
+    samples, and ``convex`` says whether μ > 0 is known of any."""
 
     x: Tensor
     residual: Tensor
@@ -37,6 +38,8 @@ class AGDState:
     point: Tensor
     lipschitz: Tensor
     t: Tensor
+    beta: Tensor | None
+    convex: bool
 
 
 class AGD(LowerSolver):
@@ -49,8 +52,12 @@ class AGD(LowerSolver):
         x0 = lower.project(x0)
         gradient = lower.gradient(x0)
         lipschitz = first_lipschitz(lower)
+        known = (lower.mu > 0).tolist()
+        constant = lower.bounded and all(known)
+        beta = _constant_momentum(lower.mu, lipschitz) if constant else None
         ones = torch.ones_like(lower.mu)
-        return AGDState(x0, lower.residual(x0, gradient), gradient, x0, lipschitz, ones)
+        residual = lower.residual(x0, gradient)
+        return AGDState(x0, residual, gradient, x0, lipschitz, ones, beta, any(known))
 
     def step(self, lower: Lower, state: AGDState) -> AGDState:
         if lower.bounded:
@@ -60,17 +67,27 @@ class AGD(LowerSolver):
             moved = backtrack(lower, state.x, state.gradient, torch.maximum(state.lipschitz, lower.mu))
             point, lipschitz = moved.x, moved.lipschitz
         move = point - state.point
-        beta, t = self._momentum(lower, state, move, lipschitz)
+        beta, t = state.beta, state.t
+        if beta is None:
+            beta, t = self._momentum(lower, state, move, lipschitz)
         x = lower.project(torch.addcmul(point, expand(beta, move), move))
         gradient = lower.gradient(x)
-        return AGDState(x, lower.residual(x, gradient), gradient, point, lipschitz, t)
+        residual = lower.residual(x, gradient)
+        return AGDState(x, residual, gradient, point, lipschitz, t, state.beta, state.convex)
 
     def _momentum(
         self, lower: Lower, state: AGDState, move: Tensor, lipschitz: Tensor
     ) -> tuple[Tensor, Tensor]:
-        root = (lower.mu / lipschitz).clamp(0, 1).sqrt()
         uphill = dot(state.gradient, move) > 0
-        t_old = torch.where(uphill, 1.0, state.t)
-        t = (1 + (1 + 4 * t_old.square()).sqrt()) / 2
-        beta = torch.where(uphill, 0.0, (t_old - 1) / t)
-        return torch.where(lower.mu > 0, (1 - root) / (1 + root), beta), t
+        t_old = state.t.masked_fill(uphill, 1.0)  # so that β = 0
+        t = (0.25 + t_old.square()).sqrt() + 0.5
+        beta = (t_old - 1) / t
+        if not state.convex:
+            return beta, t
+        return torch.where(lower.mu > 0, _constant_momentum(lower.mu, lipschitz), beta), t
+
+
+def _constant_momentum(mu: Tensor, lipschitz: Tensor) -> Tensor:
+    """(1 − √q)/(1 + √q), q = μ/L."""
+    root = (mu / lipschitz).clamp(0, 1).sqrt()
+    return (1 - root) / (1 + root)

@@ -30,7 +30,7 @@ def first_lipschitz(lower: Lower) -> Tensor:
 
 def gradient_step(lower: Lower, x: Tensor, gradient: Tensor, lipschitz: Tensor) -> Tensor:
     """x⁺ = Π(x − ∇h(x)/L)."""
-    return lower.project(x - gradient / expand(lipschitz, x))
+    return lower.project(torch.addcdiv(x, gradient, expand(lipschitz, x), value=-1))
 
 
 def backtrack(lower: Lower, x: Tensor, gradient: Tensor, lipschitz: Tensor) -> Moved:

@@ -65,16 +65,16 @@ class LBFGS(LowerSolver):
 
     def step(self, lower: Lower, state: LBFGSState) -> LBFGSState:
         direction = self._direction(state)
-        found, moved = line_search(lower, Point(state.x, state.gradient, state.energy), direction)
-        s, y = _flat(found.x - state.x), _flat(found.gradient - state.gradient)
+        point, moved = line_search(lower, Point(state.x, state.gradient, state.energy), direction)
+        s, y = _flat(point.x - state.x), _flat(point.gradient - state.gradient)
         sy, yy = dot(s, y), dot(y, y)
         curved = sy > torch.finfo(s.dtype).eps ** 0.5 * norm(s) * norm(y)
         rho = torch.where(curved, 1 / torch.where(curved, sy, 1.0), 0.0)
         return LBFGSState(
-            found.x,
-            norm(found.gradient),
-            found.gradient,
-            found.energy,
+            point.x,
+            norm(point.gradient),
+            point.gradient,
+            point.energy,
             self._append(state.s, s),
             self._append(state.y, y),
             # If no step along a direction is accepted, the history that produced it is discarded.

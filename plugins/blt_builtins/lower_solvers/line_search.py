@@ -73,28 +73,28 @@ def line_search(lower: Lower, start: Point, direction: Tensor) -> tuple[Point, T
     infinity = torch.full_like(slope_start, float("inf"))
     bracket = _Bracket(zero, infinity, slope_start, infinity)
     alpha = torch.ones_like(slope_start)
-    found = Point.at(lower, start.x + direction)
+    end = Point.at(lower, start.x + direction)
     for _ in range(_TRIALS):
-        slope = dot(found.gradient, direction)
-        long = ~_fell(start, found, alpha, slope, slope_start)
-        unsettled = torch.nonzero(long | (slope < _CURVATURE * slope_start)).flatten()
-        if not len(unsettled):
+        slope = dot(end.gradient, direction)
+        long = ~_fell(start, end, alpha, slope, slope_start)
+        pending = torch.nonzero(long | (slope < _CURVATURE * slope_start)).flatten()
+        if not len(pending):
             break
-        some, slope_some = take(bracket, unsettled), slope_start[unsettled]
-        some = some.narrowed(alpha[unsettled], slope[unsettled], long[unsettled])
-        bracket = put(bracket, unsettled, some)
-        alpha = alpha.index_put((unsettled,), some.trial(slope_some))
-        part = torch.addcmul(start.x[unsettled], expand(alpha[unsettled], direction), direction[unsettled])
-        found = put(found, unsettled, Point.at(lower.take(unsettled), part))
-    fell = _fell(start, found, alpha, dot(found.gradient, direction), slope_start)
+        some, slope_some = take(bracket, pending), slope_start[pending]
+        some = some.narrowed(alpha[pending], slope[pending], long[pending])
+        bracket = put(bracket, pending, some)
+        alpha = alpha.index_put((pending,), some.trial(slope_some))
+        x = torch.addcmul(start.x[pending], expand(alpha[pending], direction), direction[pending])
+        end = put(end, pending, Point.at(lower.take(pending), x))
+    fell = _fell(start, end, alpha, dot(end.gradient, direction), slope_start)
     failed = torch.nonzero(~fell).flatten()
-    return put(found, failed, take(start, failed)), fell
+    return put(end, failed, take(start, failed)), fell
 
 
-def _fell(start: Point, found: Point, alpha: Tensor, slope: Tensor, slope_start: Tensor) -> Tensor:
+def _fell(start: Point, end: Point, alpha: Tensor, slope: Tensor, slope_start: Tensor) -> Tensor:
     """Whether the energy has decreased enough, as far as rounding allows."""
     noise = 10 * torch.finfo(start.energy.dtype).eps * start.energy.abs()
-    by_energy = found.energy <= start.energy + _FALL * alpha * slope_start
+    by_energy = end.energy <= start.energy + _FALL * alpha * slope_start
     by_convexity = slope <= _FALL * slope_start
-    by_slope = (found.energy <= start.energy + noise) & (slope <= -_OVERSHOOT * slope_start)
+    by_slope = (end.energy <= start.energy + noise) & (slope <= -_OVERSHOOT * slope_start)
     return by_energy | by_convexity | by_slope

@@ -162,24 +162,19 @@ class MemoryGradient(LowerSolver):
     def _subspace_minimiser(
         self, composite: Composite, state: MMState, p: Tensor, t_p: Tensor, forward_p: Tensor
     ) -> Tensor:
-        """s with M s = −Dᵀ∇h, M = Dᵀ(AᵀVA + CᵀWC + μ_0)D, D = [p, d], by Cramer's rule in float64: (2, B)."""
+        """s with M s = −Dᵀ∇h, M = Dᵀ(AᵀVA + CᵀWC + μ_0)D, D = [p, d]: (2, B)."""
         g = state.gradient
-        plain = self._gram(p, state.d)
-        slopes = plain[:2] if p is g else torch.stack([dot(g, p), dot(g, state.d)]).double()
+        plain = self._gram(p, state.d, None, None if p is g else g)
+        slopes = plain[:2] if p is g else plain[3:]
+        plain = plain[:3]
         identity = forward_p is p and state.curvature is None
         data = plain if identity else self._gram(forward_p, state.forward_d, state.curvature)
         system = data + self._gram(t_p, state.t_d, state.weights)
         if (curvature := composite.tilt_curvature) is not None:
             system = system + curvature.double() * plain
-        pp, pd, dd = (system + composite.ridge * plain if composite.ridge else system).unbind()
-        slope_p, slope_d = slopes.unbind()
-        determinant = pp * dd - pd.square()
-        # If the directions are parallel (or there is no last step), only the first is used.
-        plane = determinant > 1e-5 * pp * dd
-        safe = torch.where(plane, determinant, 1.0)
-        along_p = torch.where(plane, (pd * slope_d - dd * slope_p) / safe, -slope_p / pp.clamp_min(1e-300))
-        along_d = torch.where(plane, (pd * slope_p - pp * slope_d) / safe, 0.0)
-        return torch.stack([along_p, along_d]).to(g.dtype)
+        if composite.ridge:
+            system = torch.add(system, plain, alpha=composite.ridge)
+        return minimiser_of(system, slopes, g.dtype)
 
 
 def half_quadratic(lower: Lower) -> Composite:
@@ -192,23 +187,59 @@ def half_quadratic(lower: Lower) -> Composite:
     return composite
 
 
-def gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
-    """⟨a, w a⟩, ⟨a, w b⟩, ⟨b, w b⟩ of each sample: (3, B), in float64.
+def minimiser_of(system: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
+    """The minimiser of ½⟨s, M s⟩ + ⟨slopes, s⟩ for each sample, M = (pp, pd, dd) and slopes along p and d: (2, B).
 
-    Computed from √w a and √w b: a norm reads its tensor once, while a sum of products would write one first.
+    In float64, by elimination: along p first, then along what d adds to it.
     """
+    rows = torch.cat([slopes, system])
+    # A gradient of zero has no curvature, and needs no step.
+    over_pp = rows[0::3] / system[0].clamp_min(1e-300)
+    rest = torch.addcmul(rows[1::3], over_pp[1], rows[0::3], value=-1)
+    # If the directions are parallel (or there is no last step), only the first is used.
+    along_d = (rest[0] / rest[1]).masked_fill_(rest[1] <= 1e-5 * system[2], 0.0)
+    along_p = torch.addcmul(over_pp[0], over_pp[1], along_d, value=-1)
+    backwards = torch.stack([along_p, along_d])
+    return torch.mul(backwards, -1, out=torch.empty_like(backwards, dtype=dtype))
+
+
+def gram(a: Tensor, b: Tensor, weights: Tensor | None = None, g: Tensor | None = None) -> Tensor:
+    """⟨a, w a⟩, ⟨a, w b⟩, ⟨b, w b⟩ of each sample, (3, B), in float64; with ⟨g, a⟩ and ⟨g, b⟩ (5, B).
+
+    On a CPU computed from √w a and √w b: a norm reads its tensor once, while a sum of products would write one first.
+    """
+    if a.device.type != "cpu":
+        return stacked_gram(a, b, weights, g)
+    left = a
     if weights is not None:
         root = weights.sqrt()
-        a, b = root * a, root.mul_(b)
-    aa, ab, bb = torch.stack([norm(a), dot(a, b), norm(b)]).double().unbind()
-    return torch.stack([aa.square(), ab, bb.square()])
+        left, b = root * a, root.mul_(b)
+    more = [] if g is None else [dot(g, a), dot(g, b)]
+    products = torch.stack([norm(left), dot(left, b), norm(b), *more]).double()
+    products[0:3:2].square_()
+    return products
 
 
-def compact_gram(a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor:
+def stacked_gram(a: Tensor, b: Tensor, weights: Tensor | None = None, g: Tensor | None = None) -> Tensor:
+    """The same with few launches: all products in one tensor, and one sum."""
+    pair = torch.cat([a, b]).view(2, *a.shape)
+    weighted = pair if weights is None else weights * pair
+    count = 3 if g is None else 5
+    products = a.new_empty_strided((count, *a.shape), (a.numel(), *a.stride()))
+    torch.mul(weighted[0], pair, out=products[:2])
+    torch.mul(weighted[1], b, out=products[2])
+    if g is not None:
+        torch.mul(g, pair, out=products[3:])
+    return products.sum(tuple(range(2, products.ndim)), dtype=torch.float64)
+
+
+def compact_gram(a: Tensor, b: Tensor, weights: Tensor | None = None, g: Tensor | None = None) -> Tensor:
     """The same, to be fused, so that no intermediate tensor is written."""
     dims = tuple(range(1, a.ndim))
     weighted_a, weighted_b = (a, b) if weights is None else (weights * a, weights * b)
     products = [(weighted_a * a).sum(dims), (weighted_a * b).sum(dims), (weighted_b * b).sum(dims)]
+    if g is not None:
+        products += [(g * a).sum(dims), (g * b).sum(dims)]
     return torch.stack(products).double()
 
 

@@ -63,16 +63,16 @@ class NewtonCG(LowerSolver):
         return NewtonState(x0, residual, point.gradient, point.energy, residual)
 
     def step(self, lower: Lower, state: NewtonState) -> NewtonState:
-        found, _ = line_search(
+        point, _ = line_search(
             lower, Point(state.x, state.gradient, state.energy), self._direction(lower, state)
         )
-        return NewtonState(found.x, norm(found.gradient), found.gradient, found.energy, state.first)
+        return NewtonState(point.x, norm(point.gradient), point.gradient, point.energy, state.first)
 
     def _direction(self, lower: Lower, state: NewtonState) -> Tensor:
         """From zero, every iterate of CG is a descent direction; its recursive residual is accurate enough here."""
         progress = state.residual / torch.where(state.first > 0, state.first, 1.0)
         tol = progress.pow(self.forcing).clamp_max(0.5) * state.residual
-        limit = torch.full_like(tol, self.cg_limit, dtype=torch.long)
+        limit = torch.full((len(tol),), self.cg_limit)
         start = torch.zeros_like(state.x)
         method = ConjugateGradients("newton-cg")
         direction, _ = sweep(method, lower.linearize(state.x), -state.gradient, start, tol, limit)

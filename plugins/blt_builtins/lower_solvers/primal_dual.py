@@ -99,8 +99,8 @@ def two(prefix: str, blocks: Blocks) -> dict[str, Any]:
 
 def examples(lower: Lower, prefix: str) -> Rows:
     """Empty tensors with the shapes of the blocks of Kx."""
-    one = lower.take(torch.zeros(1, dtype=torch.long, device=lower.mu.device))
-    blocks = saddle_of(one).forward(one.start())
+    first = lower.take(torch.zeros(1, dtype=torch.long, device=lower.mu.device))
+    blocks = saddle_of(first).forward(first.start())
     return {f"{prefix}{k}": block[:0] for k, block in enumerate(blocks)}
 
 

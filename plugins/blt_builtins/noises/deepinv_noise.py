@@ -146,11 +146,11 @@ def _given(model: Name, options: Options) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if value is not None}
     if foreign := sorted(set(given) - set(allowed)):
         raise ValueError(f"{model} has no option {foreign[0]!r}; it has {', '.join(allowed)}")
-    found = allowed | given
-    if model == "SaltPepperNoise" and found["p"] + found["s"] > 1:
+    arguments = allowed | given
+    if model == "SaltPepperNoise" and arguments["p"] + arguments["s"] > 1:
         raise ValueError(
-            f"p and s are probabilities of different values, and {found['p']} + {found['s']} > 1"
+            f"p and s are probabilities of different values, and {arguments['p']} + {arguments['s']} > 1"
         )
-    if model == "UniformGaussianNoise" and found["sigma_min"] > found["sigma_max"]:
+    if model == "UniformGaussianNoise" and arguments["sigma_min"] > arguments["sigma_max"]:
         raise ValueError("sigma_min is larger than sigma_max; exchange them")
-    return found
+    return arguments

@@ -30,6 +30,7 @@ from annotated_types import Gt
 from torch import Tensor
 from torch.nn import functional as F
 
+from blt_builtins.borders import extended, folded, line_source, margins
 from blt_builtins.operators.arrays import read_matrix
 from blt_builtins.symbols import cosine_sums, even_lags
 from bltoolbox.plugin import Constant, Operator, Rows, Theta, image_layout
@@ -59,7 +60,7 @@ class Blur(Operator):
         learned: bool = False,
     ) -> None:
         self.kernel = gaussian_kernel(size, sigma) if kernel is None else _given(kernel)
-        self._constant = Constant(self.kernel)
+        self._constant = Constant(torch.stack([self.kernel, self.kernel.flip(0, 1)]))
         self.boundary: Boundary = boundary
         self.learned = learned
         if learned and (self.kernel.min() < 0 or abs(float(self.kernel.sum()) - 1) > 1e-6):
@@ -81,8 +82,9 @@ class Blur(Operator):
         return None
 
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
-        kernel = self._kernel(theta, x)
-        return _correlate(_extend(x, kernel.shape, self.boundary), kernel.flip(0, 1))
+        learned = "log_kernel" in theta
+        kernel = self._kernel(theta).flip(0, 1) if learned else self._constant.like(x)[1]
+        return _correlate(_extend(x, kernel.shape, self.boundary), kernel)
 
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
         return _convolve_adjoint(y, self._kernel(theta, y), self.boundary)
@@ -91,7 +93,7 @@ class Blur(Operator):
         """y, with its border pixels repeated if y is smaller than x."""
         if self.boundary != "valid":
             return y
-        rows, columns = (_margins(length) for length in self.kernel.shape)
+        rows, columns = (margins(length) for length in self.kernel.shape)
         return F.pad(y, (*columns, *rows), mode="replicate")
 
     def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[float, Tensor]:
@@ -121,7 +123,7 @@ class Blur(Operator):
         if "log_kernel" in theta:
             log_kernel = theta["log_kernel"]
             return log_kernel.flatten().softmax(0).view_as(log_kernel)
-        return self.kernel if like is None else self._constant.like(like)
+        return self.kernel if like is None else self._constant.like(like)[0]
 
 
 def gaussian_kernel(size: int, sigma: float) -> Tensor:
@@ -146,25 +148,28 @@ def _given(kernel: list[list[float]] | str) -> Tensor:
     return matrix
 
 
-def _correlate(x: Tensor, kernel: Tensor) -> Tensor:
-    """Σ_s k_s x_{p+s} of each channel, where the kernel fits."""
+def _correlate(x: Tensor, kernel: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
+    """Σ_s k_s x_{p+s} of each channel, where the kernel fits into the image and a frame of zeros."""
     channels = x.shape[1]
-    return F.conv2d(image_layout(x), kernel.expand(channels, 1, *kernel.shape), groups=channels)
+    weight = kernel.expand(channels, 1, *kernel.shape)
+    return F.conv2d(image_layout(x), weight, padding=padding, groups=channels)
 
 
 def _convolve_adjoint(y: Tensor, kernel: Tensor, boundary: Boundary) -> Tensor:
     """Aᵀ y: the transposed convolution on the extended image, then Eᵀ."""
     height, width = kernel.shape
-    x = _correlate(F.pad(y, (width - 1, width - 1, height - 1, height - 1)), kernel)
+    if boundary in ("symmetric", "periodic") and y.device.type != "cpu":
+        return folded(_correlate(y, kernel, (height, width)), (height, width), boundary)
+    x = _correlate(y, kernel, (height - 1, width - 1))
     if boundary == "valid":
         return x
     for dim, size in ((2, height), (3, width)):
         length = y.shape[dim]
         if boundary == "zero":
-            x = x.narrow(dim, _margins(size)[0], length)
+            x = x.narrow(dim, margins(size)[0], length)
         else:
             empty = x.new_zeros(*x.shape[:dim], length, *x.shape[dim + 1 :])
-            x = empty.index_add(dim, _source(length, size, boundary, x.device), x)
+            x = empty.index_add(dim, line_source(length, size, boundary).beside(x), x)
     return image_layout(x)
 
 
@@ -173,22 +178,9 @@ def _extend(x: Tensor, size: Sequence[int], boundary: Boundary) -> Tensor:
     if boundary == "valid":
         return x
     if boundary == "zero":
-        return F.pad(x, (*_margins(size[1]), *_margins(size[0])))
+        return F.pad(x, (*margins(size[1]), *margins(size[0])))
+    if x.device.type != "cpu":
+        return extended(x, (size[0], size[1]), boundary)
     for dim in (2, 3):
-        x = x.index_select(dim, _source(x.shape[dim], size[dim - 2], boundary, x.device))
+        x = x.index_select(dim, line_source(x.shape[dim], size[dim - 2], boundary).beside(x))
     return x
-
-
-def _margins(size: int) -> tuple[int, int]:
-    """Pixels needed before the first and after the last one, for a kernel centred at ⌊size/2⌋."""
-    return (size - 1) // 2, size // 2
-
-
-def _source(length: int, size: int, boundary: Boundary, device: torch.device) -> Tensor:
-    """For each position of an extended line, the pixel that it repeats."""
-    before, after = _margins(size)
-    position = torch.arange(-before, length + after, device=device)
-    if boundary == "periodic":
-        return position % length
-    turned = torch.where(position < 0, -1 - position, position)
-    return torch.where(turned >= length, 2 * length - 1 - turned, turned)

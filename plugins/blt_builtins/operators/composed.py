@@ -39,7 +39,7 @@ class Composed(Operator):
     """
 
     def __init__(self, parts: Annotated[list[Operator], MinLen(1)]) -> None:
-        self.parts = {str(position): part for position, part in enumerate(parts)}
+        self.parts = {str(position): operator for position, operator in enumerate(parts)}
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
@@ -48,56 +48,62 @@ class Composed(Operator):
 
     def example_contexts(self, shape: Sequence[int], count: int) -> list[Rows]:
         """Those of each part, with the first of the others."""
-        contexts = [part.example_contexts(seen, count) for _, part, seen in self._walk(shape)]
+        contexts = [operator.example_contexts(seen, count) for _, operator, seen in self._walk(shape)]
         common = {name: rows for first, *_ in contexts for name, rows in first.items()}
         return [common, *({**common, **context} for each in contexts for context in each if context)]
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return join(
-            **{position: part.init_params(seen, generator) for position, part, seen in self._walk(shape)}
+            **{
+                position: operator.init_params(seen, generator)
+                for position, operator, seen in self._walk(shape)
+            }
         )
 
     def standard_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         return join(
-            **{position: part.standard_params(seen, generator) for position, part, seen in self._walk(shape)}
+            **{
+                position: operator.standard_params(seen, generator)
+                for position, operator, seen in self._walk(shape)
+            }
         )
 
     def prepare(self, theta: Theta) -> Theta:
-        return self._each(lambda part, own: part.prepare(own), theta)
+        return self._each(lambda operator, own: operator.prepare(own), theta)
 
     def upgrade(self, theta: Theta) -> dict[str, Tensor]:
-        return self._each(lambda part, own: part.upgrade(own), theta)
+        return self._each(lambda operator, own: operator.upgrade(own), theta)
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
-        return self._each(lambda part, own: part.project(own), theta)
+        return self._each(lambda operator, own: operator.project(own), theta)
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        return self._each(lambda part, own: part.project_gradient(own), gradient)
+        return self._each(lambda operator, own: operator.project_gradient(own), gradient)
 
     def penalty(self, theta: Theta) -> Tensor | None:
-        found = [part.penalty(split(theta, position)) for position, part in self.parts.items()]
-        present = [penalty for penalty in found if penalty is not None]
+        penalties = [operator.penalty(split(theta, position)) for position, operator in self.parts.items()]
+        present = [penalty for penalty in penalties if penalty is not None]
         return torch.stack(present).sum() if present else None
 
     def check(self, shape: Sequence[int]) -> str | None:
-        for position, part, seen in self._walk(shape):
-            if sentence := part.check(seen):
+        for position, operator, seen in self._walk(shape):
+            if sentence := operator.check(seen):
                 return f"part {position}: {sentence}"
         return None
 
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
-        for position, part in self.parts.items():
-            x = part.apply(x, split(theta, position), context)
+        for position, operator in self.parts.items():
+            x = operator.apply(x, split(theta, position), context)
         return x
 
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        for position, part in reversed(self.parts.items()):
-            y = part.adjoint(y, split(theta, position), context)
+        for position, operator in reversed(self.parts.items()):
+            y = operator.adjoint(y, split(theta, position), context)
         return y
 
     def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        for position, part in reversed(self.parts.items()):
-            y = part.start(y, split(theta, position), context)
+        for position, operator in reversed(self.parts.items()):
+            y = operator.start(y, split(theta, position), context)
         return y
 
     def measured(self, y: Tensor, context: Rows) -> Tensor | None:
@@ -107,15 +113,15 @@ class Composed(Operator):
         """With the first part cut; the others, which see measurements, must be the same everywhere."""
         first, *others = self.parts.values()
         cut = first.crop(rows, columns, shape)
-        if cut is None or any(part.offers("crop") for part in others):
+        if cut is None or any(operator.offers("crop") for operator in others):
             return None
         return self if cut is first else Composed([cut, *others])
 
     def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
         least: Tensor | float = 1.0
         most: Bound = 1.0
-        for position, part, seen in self._walk(shape, context):
-            low, high = part.spectrum(split(theta, position), seen, context)
+        for position, operator, seen in self._walk(shape, context):
+            low, high = operator.spectrum(split(theta, position), seen, context)
             least = least * (0.0 if low is None else low)
             most = None if most is None or high is None else most * high
         return least, most
@@ -123,8 +129,8 @@ class Composed(Operator):
     def symbol(self, theta: Theta, shape: Sequence[int]) -> Tensor | None:
         """The product of those of the parts, where each has one: only operators that keep the size of images do."""
         total: Tensor | None = None
-        for position, part in self.parts.items():
-            if (symbol := part.symbol(split(theta, position), shape)) is None:
+        for position, operator in self.parts.items():
+            if (symbol := operator.symbol(split(theta, position), shape)) is None:
                 return None
             total = symbol if total is None else total * symbol
         return total
@@ -132,7 +138,10 @@ class Composed(Operator):
     def _each(self, change: Callable[[Operator, Theta], Theta], theta: Theta) -> dict[str, Tensor]:
         """θ changed by each part, which sees its own parameters under their names."""
         return join(
-            **{position: change(part, split(theta, position)) for position, part in self.parts.items()}
+            **{
+                position: change(operator, split(theta, position))
+                for position, operator in self.parts.items()
+            }
         )
 
     def _walk(
@@ -143,8 +152,10 @@ class Composed(Operator):
         A part is asked to measure only when the next one is wanted.
         """
         x = torch.zeros(1, *shape)
-        for position, part in self.parts.items():
-            yield position, part, tuple(x.shape[1:])
+        for position, operator in self.parts.items():
+            yield position, operator, tuple(x.shape[1:])
             if int(position) < len(self.parts) - 1:
-                given = part.example_contexts(x.shape[1:], 1)[0] if context is None else context
-                x = part.apply(x, part.prepare({}), {name: rows[:1].cpu() for name, rows in given.items()})
+                given = operator.example_contexts(x.shape[1:], 1)[0] if context is None else context
+                x = operator.apply(
+                    x, operator.prepare({}), {name: rows[:1].cpu() for name, rows in given.items()}
+                )

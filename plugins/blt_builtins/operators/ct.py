@@ -227,7 +227,7 @@ def _rays(scan: Scan, angle: float) -> tuple[Tensor, Tensor]:
 
 def _joseph(points: Tensor, directions: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Ray, pixel and weight of every sample: one per line of pixels, between two neighbours."""
-    found = []
+    crossings = []
     line = torch.arange(size, dtype=torch.float64)
     steep = directions[:, 0].abs() >= directions[:, 1].abs()
     for axis, chosen in ((0, steep), (1, ~steep)):
@@ -242,8 +242,8 @@ def _joseph(points: Tensor, directions: Tensor, size: int) -> tuple[Tensor, Tens
             which, step = torch.nonzero(inside, as_tuple=True)
             other = neighbour[inside].long()
             pixel = step * size + other if axis == 0 else other * size + step
-            found.append((ray[which], pixel, weight[inside] / direction[which, axis].abs()))
-    rays, pixels, lengths = zip(*found, strict=True)
+            crossings.append((ray[which], pixel, weight[inside] / direction[which, axis].abs()))
+    rays, pixels, lengths = zip(*crossings, strict=True)
     return torch.cat(rays), torch.cat(pixels), torch.cat(lengths)
 
 

@@ -224,8 +224,8 @@ def _given(name: Name, options: Options) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if value is not None}
     allowed = _MAKERS[name][0]
     if foreign := sorted(set(given) - set(allowed)):
-        known = f"it has {', '.join(allowed)}" if allowed else "it has none"
-        raise ValueError(f"{name} has no option {foreign[0]!r}; {known}")
+        choices = f"it has {', '.join(allowed)}" if allowed else "it has none"
+        raise ValueError(f"{name} has no option {foreign[0]!r}; {choices}")
     return given
 
 

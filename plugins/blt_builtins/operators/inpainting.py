@@ -56,16 +56,16 @@ class Inpainting(Operator):
         return misfit(self.mask, (shape[1], shape[2]))
 
     def apply(self, x: Tensor, theta: Theta, context: Rows) -> Tensor:
-        return x * self.known(x, context)
+        return x * self.mask_for(x, context)
 
     def adjoint(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        return y * self.known(y, context)
+        return y * self.mask_for(y, context)
 
     def measured(self, y: Tensor, context: Rows) -> Tensor:
-        return self.known(y, context)
+        return self.mask_for(y, context)
 
     def start(self, y: Tensor, theta: Theta, context: Rows) -> Tensor:
-        return fill(y, self.known(y, context))
+        return fill(y, self.mask_for(y, context))
 
     def spectrum(self, theta: Theta, shape: Sequence[int], context: Rows) -> tuple[Bound, Bound]:
         if "mask" in context:
@@ -76,7 +76,7 @@ class Inpainting(Operator):
 
     def crop(self, rows: slice, columns: slice, shape: Sequence[int]) -> Inpainting:
         cut = copy.copy(self)
-        whole = self.known(torch.empty(1, 1, *shape[1:]), {})
+        whole = self.mask_for(torch.empty(1, 1, *shape[1:]), {})
         cut.mask = Constant(whole[rows, columns])
         return cut
 
@@ -84,7 +84,7 @@ class Inpainting(Operator):
         generator = keyed_generator("inpainting", "example", count)
         return [{}, {"mask": torch.rand(count, *shape[1:], generator=generator) < 0.7}]
 
-    def known(self, x: Tensor, context: Rows) -> Tensor:
+    def mask_for(self, x: Tensor, context: Rows) -> Tensor:
         """The mask for images like ``x``: (H, W), or (B, 1, H, W) if each sample has its own."""
         if "mask" in context:
             mask = context["mask"]
@@ -118,15 +118,15 @@ def _missing(fraction: float, pixels: int) -> int:
     return min(round(fraction * pixels), pixels - 1)
 
 
-def fill(y: Tensor, known: Tensor) -> Tensor:
+def fill(y: Tensor, mask: Tensor) -> Tensor:
     """y with each missing pixel replaced by the mean of the known ones around it."""
-    known = known.view(-1, 1, *known.shape[-2:])
-    filled, empty, radius = y * known, known == 0, 1
+    mask = mask.view(-1, 1, *mask.shape[-2:])
+    filled, empty, radius = y * mask, mask == 0, 1
     # Where nothing at all is known, as in a tile within a hole, zeros are left.
-    while radius <= 2 * max(known.shape[2:]) and bool(empty.any()):
-        count = _window_mean(known, radius)
+    while radius <= 2 * max(mask.shape[2:]) and bool(empty.any()):
+        count = _window_mean(mask, radius)
         here = empty & (count > 0)
-        mean = _window_mean(y * known, radius) / torch.where(here, count, 1.0)
+        mean = _window_mean(y * mask, radius) / torch.where(here, count, 1.0)
         filled = torch.where(here, mean, filled)
         empty, radius = empty & ~here, 2 * radius
     return filled

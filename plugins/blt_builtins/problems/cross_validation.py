@@ -26,7 +26,7 @@ from bltoolbox.plugin import Counter, Problem, Theta
 
 @dataclass(frozen=True)
 class RidgeLower(LinearLower):
-    """h where θ is the ridge: r = e^θ, one exponent in all or one for each feature."""
+    """h with the ridge r = e^θ: one exponent for all features, or one for each."""
 
     @cached_property
     def ridge(self) -> Tensor:
@@ -59,7 +59,9 @@ class CrossValidated(Problem):
         if not all(len(judged) for _, judged in rows):
             return None
         features, targets = self.table.features.to(like), self.table.targets.to(like)
-        fitted, judged = (collect(features, targets, part, self.blocks) for part in zip(*rows, strict=True))
+        fitted, judged = (
+            collect(features, targets, numbers, self.blocks) for numbers in zip(*rows, strict=True)
+        )
         shape = tuple(features.shape[1:]) + ((self.columns,) if self.columns else ())
         return LinearTasks(fitted, judged, labels, self._lower, self._upper, self.measures, shape)
 

@@ -48,7 +48,9 @@ class Examples:
         tasks = torch.arange(len(self), device=self.features.device)
         j = j.to(tasks)
         spectrum = self.block_spectra[tasks, j]
-        rows = (self._rows_of_block(part, tasks, j) for part in (self.features, self.targets, self.weights))
+        rows = (
+            self._rows_of_block(values, tasks, j) for values in (self.features, self.targets, self.weights)
+        )
         features, targets, weights = rows
         return Examples(
             features,
@@ -59,20 +61,25 @@ class Examples:
             spectrum.unsqueeze(1),
         )
 
-    def _rows_of_block(self, part: Tensor, tasks: Tensor, j: Tensor) -> Tensor:
-        return part.unflatten(1, (-1, self.blocks))[tasks, :, j]
+    def _rows_of_block(self, values: Tensor, tasks: Tensor, j: Tensor) -> Tensor:
+        return values.unflatten(1, (-1, self.blocks))[tasks, :, j]
 
 
 def collect(features: Tensor, targets: Tensor, rows: Sequence[Tensor], blocks: int = 1) -> Examples:
     """Tasks from the table (N, p) of features and (N,) of targets; one tensor of row numbers for each task."""
-    least = min(len(part) for part in rows)
+    least = min(len(numbers_of_task) for numbers_of_task in rows)
     if blocks > least:
         raise ValueError(f"blocks is {blocks}, but a task has only {least} examples; choose at most {least}")
-    count = -(-max(len(part) for part in rows) // blocks) * blocks
-    numbers = torch.stack([torch.cat([part, part.new_zeros(count - len(part))]) for part in rows])
+    count = -(-max(len(numbers_of_task) for numbers_of_task in rows) // blocks) * blocks
+    numbers = torch.stack(
+        [
+            torch.cat([numbers_of_task, numbers_of_task.new_zeros(count - len(numbers_of_task))])
+            for numbers_of_task in rows
+        ]
+    )
     weights = features.new_zeros(len(rows), count)
-    for task, part in enumerate(rows):
-        weights[task, : len(part)] = 1 / len(part)
+    for task, numbers_of_task in enumerate(rows):
+        weights[task, : len(numbers_of_task)] = 1 / len(numbers_of_task)
     empty = features.new_zeros(len(rows), blocks, 2)
     examples = Examples(features[numbers], targets[numbers], weights, numbers, empty[:, 0], empty)
     return with_spectra(examples, blocks)
@@ -84,7 +91,7 @@ def with_spectra(examples: Examples, blocks: int) -> Examples:
     if blocks == 1:
         return replace(examples, spectrum=whole, block_spectra=whole.unsqueeze(1))
     features, weights = (
-        part.unflatten(1, (-1, blocks)).transpose(1, 2) for part in (examples.features, examples.weights)
+        values.unflatten(1, (-1, blocks)).transpose(1, 2) for values in (examples.features, examples.weights)
     )
     each = spectrum(features.flatten(0, 1), weights.flatten(0, 1) * blocks)
     return replace(examples, spectrum=whole, block_spectra=each.unflatten(0, (-1, blocks)))

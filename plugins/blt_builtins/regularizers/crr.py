@@ -40,12 +40,12 @@ from blt_builtins.regularizers.filters import (
     Boundary,
     FilterBank,
     FilterHessian,
-    norm_bound,
     too_large,
     unit_norm,
     zero_mean,
 )
 from blt_builtins.regularizers.foe import difference_kernels
+from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
 from bltoolbox.plugin import Potentials, Regularizer, Theta
 
 
@@ -122,7 +122,7 @@ class ConvexRidge(Regularizer):
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         steepest = (theta["log_scale"] + theta["log_slopes"].amax(1)).exp()
-        return norm_bound(theta["kernels"], steepest, self.boundary)
+        return lipschitz_bound(theta["kernels"], steepest, self.boundary, shape)
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
         return self.project_gradient(theta)

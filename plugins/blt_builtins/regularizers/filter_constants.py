@@ -21,7 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import Boundary, FilterBank, extend, norm_bound
+from blt_builtins.regularizers.mirrored_norm import mirrored_norm
 from bltoolbox.plugin import Constants, norm
+
+__all__ = ["THIRD", "Bank", "bank_constants", "mirrored_norm"]
 
 #: max |φ'''| ν², attained at t = ν/2.
 THIRD = 0.8587
@@ -111,8 +114,8 @@ def _columns(bank: Bank, responses: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_j ‖a_j C_jᵀu_j‖² and ‖Σ_j a_j C_jᵀu_j‖² of each sample."""
     squares, total = torch.zeros_like(x[:, 0, 0, 0]), torch.zeros_like(x)
     for j, weight in enumerate(bank.weights):
-        part = FilterBank(bank.kernels[j : j + 1] * weight, bank.boundary)
-        column = part.adjoint(responses[:, j : j + 1].contiguous(), x.shape[1:])
+        single = FilterBank(bank.kernels[j : j + 1] * weight, bank.boundary)
+        column = single.adjoint(responses[:, j : j + 1].contiguous(), x.shape[1:])
         squares = squares + norm(column).square()
         total = total + column
     return squares, norm(total).square()

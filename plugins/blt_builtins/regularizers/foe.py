@@ -39,11 +39,11 @@ from blt_builtins.regularizers.filters import (
     FilterHessian,
     correlation_gradients,
     extend,
-    norm_bound,
     too_large,
     unit_norm,
     zero_mean,
 )
+from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
 from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta
 
 
@@ -152,7 +152,7 @@ class FieldOfExperts(Regularizer):
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         weights = amplitudes(theta) / theta["log_smoothing"].exp()
-        return norm_bound(self.kernels(theta), weights, self.boundary)
+        return lipschitz_bound(self.kernels(theta), weights, self.boundary, shape)
 
     def constants(self, theta: Theta, x: Tensor, radius: Tensor) -> Constants:
         bank = Bank(

@@ -119,7 +119,7 @@ class InputConvexNetwork(Regularizer):
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
         """Keep the mean of V_k at zero in each channel: a regularizer should not depend on brightness."""
         return {
-            name: zero_mean(part) if name.startswith("skip_") else part for name, part in gradient.items()
+            name: zero_mean(entry) if name.startswith("skip_") else entry for name, entry in gradient.items()
         }
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> float:

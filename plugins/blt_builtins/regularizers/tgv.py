@@ -33,11 +33,9 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.regularizers.differences import NORM, differences, differences_adjoint
-from bltoolbox.plugin import Potentials, Regularizer, Theta, image_layout
-
-#: Components of Dx − w and of Ew at a pixel.
-_FIRST, _SECOND = 2, 3
+from blt_builtins.regularizers.differences import NORM
+from blt_builtins.regularizers.second_differences import FIRST, SECOND, derivatives, derivatives_adjoint
+from bltoolbox.plugin import Potentials, Regularizer, Theta
 
 
 class TotalGeneralizedVariation(Regularizer):
@@ -105,31 +103,10 @@ class TotalGeneralizedVariation(Regularizer):
         return largest / theta["log_smoothing"].exp().squeeze()
 
     def analyse(self, theta: Theta, x: Tensor) -> Tensor:
-        """(B, 5, C, H, W): Dx − w and Ew."""
-        channels = x.shape[1] // 3
-        image, w = x[:, :channels], x[:, channels:].unflatten(1, (2, channels))
-        t = x.new_zeros(len(x), _FIRST + _SECOND, *image.shape[1:])
-        t[:, :2] = differences(image)
-        t[:, 0, :, :, :-1] -= w[:, 0, :, :, :-1]
-        t[:, 1, :, :-1] -= w[:, 1, :, :-1]
-        t[:, 2, :, :, 1:] = w[:, 0].diff(dim=3)
-        t[:, 3, :, 1:] = w[:, 1].diff(dim=2)
-        t[:, 4, :, :-1] = w[:, 0].diff(dim=2) / math.sqrt(2)
-        t[:, 4, :, :, :-1] += w[:, 1].diff(dim=3) / math.sqrt(2)
-        return t
+        return derivatives(x)
 
     def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
-        channels, *sides = shape
-        image = differences_adjoint(t[:, :2], (channels // 3, *sides))
-        w = t.new_zeros(len(t), 2, *image.shape[1:])
-        mixed = t[:, 4] / math.sqrt(2)
-        w[:, 0, :, :, :-1] -= t[:, 0, :, :, :-1]
-        w[:, 1, :, :-1] -= t[:, 1, :, :-1]
-        _add_adjoint_difference(w[:, 0], t[:, 2, :, :, 1:], 3)
-        _add_adjoint_difference(w[:, 1], t[:, 3, :, 1:], 2)
-        _add_adjoint_difference(w[:, 0], mixed[:, :, :-1], 2)
-        _add_adjoint_difference(w[:, 1], mixed[:, :, :, :-1], 3)
-        return image_layout(torch.cat([image, w.flatten(1, 2)], dim=1))
+        return derivatives_adjoint(t, shape)
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         first, second = self._lengths(theta, t)
@@ -150,16 +127,9 @@ class TotalGeneralizedVariation(Regularizer):
     def _sums(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """Over the components of each derivative, and over the channels if they are coupled."""
         dims = (1, 2) if self.channels == "joint" else (1,)
-        return t[:, :_FIRST].sum(dims, keepdim=True), t[:, _FIRST:].sum(dims, keepdim=True)
+        return t[:, :FIRST].sum(dims, keepdim=True), t[:, FIRST:].sum(dims, keepdim=True)
 
 
 def _spread(first: Tensor, second: Tensor) -> Tensor:
     """One value for each derivative, repeated for its components."""
-    return torch.cat([first.expand(-1, _FIRST, -1, -1, -1), second.expand(-1, _SECOND, -1, -1, -1)], dim=1)
-
-
-def _add_adjoint_difference(w: Tensor, t: Tensor, dim: int) -> None:
-    """Add to w what the adjoint of a difference along ``dim`` makes of t."""
-    length = t.shape[dim]
-    w.narrow(dim, 1, length).add_(t)
-    w.narrow(dim, 0, length).sub_(t)
+    return torch.cat([first.expand(-1, FIRST, -1, -1, -1), second.expand(-1, SECOND, -1, -1, -1)], dim=1)

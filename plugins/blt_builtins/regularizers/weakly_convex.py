@@ -49,6 +49,7 @@ from torch import Tensor
 
 from blt_builtins.regularizers.filters import Boundary, norm_bound
 from blt_builtins.regularizers.foe import FieldOfExperts, NormalForm, Planes, SmoothedAbs, amplitudes
+from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
 from bltoolbox.plugin import Potentials, Regularizer, Theta
 
 #: The supremum of β_j: the small remaining slope keeps majorant weights positive in float32, too.
@@ -120,7 +121,7 @@ class WeaklyConvexExperts(FieldOfExperts):
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         nu, _ = self._widths(theta)
-        return norm_bound(self.kernels(theta), amplitudes(theta) / nu, self.boundary)
+        return lipschitz_bound(self.kernels(theta), amplitudes(theta) / nu, self.boundary, shape)
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         """−ρ."""

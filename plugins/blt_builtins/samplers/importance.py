@@ -72,12 +72,12 @@ class Importance(Sampler):
 
     def probabilities(self, state: Mapping[str, Any]) -> Tensor:
         """p, shape (m,)."""
-        m, scores, known = state["m"], state["scores"], state["known"]
+        m, scores, scored = state["m"], state["scores"], state["known"]
         uniform = torch.full((m,), 1 / m, dtype=torch.float64)
-        total = scores[known].sum()
+        total = scores[scored].sum()
         if not bool(total > 0):
             return uniform
-        scores = torch.where(known, scores, total / known.sum())
+        scores = torch.where(scored, scores, total / scored.sum())
         return (1 - self.mix) * scores / scores.sum() + self.mix * uniform
 
 

@@ -59,7 +59,7 @@ class _Correlation(Upper):
         residual = self._residual(x)
         spectrum = _spectrum(residual)
         power, lags = _power(spectrum), _lags(residual)
-        total, squares = (part.sum(lags, keepdim=True) for part in (power, power.square()))
+        total, squares = (powers.sum(lags, keepdim=True) for powers in (power, power.square()))
         total = torch.where(total > 0, total, 1.0)
         filtered = torch.fft.ifftn(power * spectrum, dim=lags).real
         slope = filtered / total.square() - squares * residual / total.pow(3)

@@ -29,15 +29,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt
 from torch import Tensor
 
-from blt_builtins.upper_optimizers.schedule import (
-    TOO_SHORT,
-    ZERO,
-    Fraction,
-    descend,
-    is_lost,
-    power_decay,
-    step_metrics,
-)
+from blt_builtins.upper_optimizers.ends import TOO_SHORT, ZERO, is_lost
+from blt_builtins.upper_optimizers.schedule import Fraction, descend, power_decay, step_metrics
 from bltoolbox.plugin import (
     Accuracy,
     HypergradientResult,

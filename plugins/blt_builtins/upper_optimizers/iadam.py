@@ -90,9 +90,9 @@ class IAdam(UpperOptimizer):
 
     def _moments(self, z: Theta, state: Mapping[str, Any]) -> dict[str, Any]:
         after: dict[str, Any] = {"t": state["t"] + 1}
-        for name, part in z.items():
-            after[f"m/{name}"] = torch.lerp(part, state[f"m/{name}"], self.beta1)
-            after[f"v/{name}"] = torch.lerp(part.square(), state[f"v/{name}"], self.beta2)
+        for name, entry in z.items():
+            after[f"m/{name}"] = torch.lerp(entry, state[f"m/{name}"], self.beta1)
+            after[f"v/{name}"] = torch.lerp(entry.square(), state[f"v/{name}"], self.beta2)
         return after
 
     def _direction(self, theta: Theta, state: Mapping[str, Any], epsilon: float) -> dict[str, Tensor]:

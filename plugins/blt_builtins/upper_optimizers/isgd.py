@@ -18,14 +18,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from blt_builtins.upper_optimizers.schedule import (
-    Auto,
-    descend,
-    power_decay,
-    safe_first_step,
-    sampled_gradient,
-    step_metrics,
-)
+from blt_builtins.upper_optimizers.lengths import safe_first_step
+from blt_builtins.upper_optimizers.schedule import Auto, descend, power_decay, sampled_gradient, step_metrics
 from bltoolbox.plugin import Oracle, Step, Theta, UpperOptimizer
 
 

@@ -29,38 +29,18 @@ leaves an adaptive step as an open question.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import torch
 from annotated_types import Ge, Gt, Le, Lt
 
-from blt_builtins.upper_optimizers.schedule import (
-    Auto,
-    Fraction,
-    descend,
-    first_step,
-    sampled_gradient,
-    step_metrics,
-)
-from bltoolbox.plugin import (
-    Accuracy,
-    HypergradientResult,
-    NumericalError,
-    Oracle,
-    Step,
-    Theta,
-    UpperOptimizer,
-    theta_norm,
-)
+from blt_builtins.upper_optimizers.lengths import first_step
+from blt_builtins.upper_optimizers.measured_step import measured_step
+from blt_builtins.upper_optimizers.schedule import Auto, Fraction, descend, sampled_gradient, step_metrics
+from bltoolbox.plugin import HypergradientResult, Oracle, Step, Theta, UpperOptimizer, theta_norm
 
-#: Number of steps measured at the beginning, and of trials per measurement.
-_FIRST, _TRIALS = 3, 40
-#: The fraction of the loss below which a predicted decrease is hidden by the error of the values.
-_UNSEEN = 1e-3
-#: The fraction of the loss below which a change is lost in the rounding of values.
-_ROUNDING = 1e-10
+#: Number of steps measured at the beginning.
+_FIRST = 3
 #: A step is also measured if it is longer than this times the last one measured.
 _FAR = 1.5
 
@@ -119,8 +99,8 @@ class ISGDLineSearch(UpperOptimizer):
         first = "reach" not in after
         alpha = self._first(theta, sampled.result) if first else after["step"]
         if first or k < _FIRST or k % self.every == 0 or alpha * length > _FAR * after["reach"]:
-            tol = self.value_tol * sampled.tol
-            alpha, trials = self._measure(theta, oracle, z, alpha, tol, first)
+            tol, limits = self.value_tol * sampled.tol, (self.low, self.high)
+            alpha, trials = measured_step(theta, oracle, z, alpha, tol, limits, search=first)
             after["reach"] = alpha * length
         moved = descend(oracle, theta, z, alpha)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, z) | {"trials": trials}
@@ -131,47 +111,3 @@ class ISGDLineSearch(UpperOptimizer):
         """α_0, limited to the step that `auto` would try: at a distant θ, one value may cost more than a run."""
         safe = first_step("auto", theta, result)
         return safe if self.step_size == "auto" else min(self.step_size, safe)
-
-    def _measure(
-        self, theta: Theta, oracle: Oracle, z: Theta, alpha: float, tol: float, first: bool
-    ) -> tuple[float, int]:
-        """A step length that achieves enough of its predicted decrease, and the number of values computed.
-
-        The first step is searched for; later ones are doubled at most once, to limit the effect of a single batch.
-        """
-        slope = theta_norm(z.values()) ** 2
-        base = oracle.value(theta, Accuracy(tol)).value
-        if not math.isfinite(base):
-            raise NumericalError(
-                f"the loss cannot be computed to the accuracy {tol:.3g} that its changes are measured with; increase"
-                " upper_optimizer.tol or value_tol, or use dtype: float64"
-            )
-        while first and alpha * slope < _UNSEEN * abs(base):
-            alpha *= 10
-        last, responds = (
-            0,
-            alpha * slope > _UNSEEN * abs(base) and _differ(descend(oracle, theta, z, alpha), theta),
-        )
-        for trial in range(1, _TRIALS + 1):
-            predicted = alpha * slope
-            if predicted <= _ROUNDING * abs(base):
-                # Later, θ is stationary as far as can be measured; at the first step nothing has worked yet.
-                if not (first and responds):
-                    return alpha, trial
-                raise NumericalError(
-                    f"no step, however short, decreases the loss as its gradient of norm {math.sqrt(slope):.3g}"
-                    f" predicts; solutions to the accuracy {tol:.3g} may not follow θ; decrease upper_optimizer.tol"
-                )
-            gain = (base - oracle.value(descend(oracle, theta, z, alpha), Accuracy(tol)).value) / predicted
-            wish = -1 if gain < self.low else 1 if gain > self.high and (first or last == 0) else 0
-            if wish == 0 or wish == -last:
-                # After a change of direction, take the shorter of the two neighbours, which has the higher gain.
-                return alpha if wish >= 0 else alpha / 2, trial + 1
-            alpha *= 2.0**wish
-            last = wish
-        return alpha, _TRIALS + 1
-
-
-def _differ(first: Theta, second: Theta) -> bool:
-    """Whether a step has an effect; at a constraint it may have none."""
-    return any(not torch.equal(value, second[name]) for name, value in first.items())

@@ -13,10 +13,9 @@ Otherwise, as in deblurring, ε = ‖∇h‖/μ̂ with the Ritz value μ̂ that 
 
 F⁺ − F⁻ exceeds the plain difference by about 2‖∇g‖ε, which shorter steps do not reduce: they promise less, and fail
 as well. So the two reasons to reject a step have two remedies. z is sufficiently accurate by 1, so only f is computed
-again. The next trial starts from the solutions of a rejected one if θ⁺ is the same, and on the way to them if the step
-is shorter. The first α of a step is that of Barzilai and Borwein, the inverse of a curvature of f, so that the first
-trial is rarely too long. `line_search: paper` is the published method instead: a rejected step is always shortened, and
-an accepted one lengthened by a fixed factor.
+again. The first α of a step is that of Barzilai and Borwein, the inverse of a curvature of f, so that the first trial
+is rarely too long. `line_search: paper` is the published method instead: a rejected step is always shortened, and an
+accepted one lengthened by a fixed factor.
 
 `acceptance: plain` also accepts a step whose plain values decrease enough, as the scripts of the authors do. It is
 cheaper, and certain of nothing: the log has `plain` for a decrease without a certificate.
@@ -30,35 +29,17 @@ with application to hyperparameter learning*, 2024.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
-from blt_builtins.upper_optimizers.schedule import (
-    TOO_SHORT,
-    ZERO,
-    Auto,
-    Fraction,
-    accuracies,
-    descend,
-    first_step,
-    is_lost,
-    spectral_step,
-    step_metrics,
-)
+from blt_builtins.upper_optimizers.certified_search import CertifiedSearch
+from blt_builtins.upper_optimizers.ends import exhausted
+from blt_builtins.upper_optimizers.lengths import first_step, spectral_step
+from blt_builtins.upper_optimizers.schedule import Auto, Fraction, accuracies, step_metrics
 from blt_builtins.upper_optimizers.trial import Trial
-from bltoolbox.plugin import (
-    Accuracy,
-    HypergradientResult,
-    Oracle,
-    Step,
-    Theta,
-    UpperOptimizer,
-    theta_norm,
-)
+from bltoolbox.plugin import Accuracy, HypergradientResult, Oracle, Step, Theta, UpperOptimizer, theta_norm
 
 
 class MAID(UpperOptimizer):
@@ -123,7 +104,8 @@ class MAID(UpperOptimizer):
         if "tol" not in state:
             state["tol"], state["adjoint_tol"] = accuracies(oracle, theta, self.tol, self.adjoint_tol)
         tol, adjoint_tol = state["tol"], state["adjoint_tol"]
-        ratio = state.setdefault("ratio", tol / adjoint_tol)
+        ratio, adaptive = state.setdefault("ratio", tol / adjoint_tol), state["line_search"] == "adaptive"
+        search = CertifiedSearch(self.eta, self.shrink, self.tighten, self.acceptance == "plain", adaptive)
         while True:
             result = oracle.hypergradient(theta, Accuracy(tol), Accuracy(adjoint_tol), bound=True)
             gradients += 1
@@ -136,96 +118,32 @@ class MAID(UpperOptimizer):
                     last = state["alpha"] / self.grow
                     state["alpha"] = spectral_step(theta, result.gradient, previous, last) or state["alpha"]
                     previous = {}
-                trial = self._line_search(theta, oracle, state, trials, result, tol)
-                if self._accepts(trial):
-                    break
+                trial = search.run(theta, oracle, result, state["alpha"], trials, tol)
+                if search.accepts(trial):
+                    oracle.accept(trial.after)
+                    return self._accepted(
+                        theta, state | {"adjoint_tol": adjoint_tol}, trial, result, gradients
+                    )
                 state["alpha"], tol = trial.restart, trial.tol
                 trials += 1
-            if reason := _exhausted(theta, result, length, accurate, state["alpha"] * self.shrink**trials):
+            if reason := exhausted(theta, result, accurate, state["alpha"] * self.shrink**trials):
                 value = result.value
                 return Step(dict(theta), state, value.value, finished=reason, penalty=value.penalty)
             adjoint_tol *= self.tighten
             # Values may have needed a tighter ε than z: an inaccurate z is then due to δ.
-            spare = not accurate and state["line_search"] == "adaptive"
+            spare = not accurate and adaptive
             tol = min(tol, ratio * adjoint_tol) if spare else self.tighten * tol
-        oracle.accept(trial.after)
+
+    def _accepted(
+        self, theta: Theta, state: dict[str, Any], trial: Trial, result: HypergradientResult, gradients: int
+    ) -> Step:
+        adjoint_tol = state["adjoint_tol"]
         metrics = step_metrics(trial.alpha, trial.tol, adjoint_tol, result.gradient) | trial.metrics()
-        metrics |= {
-            "bound": result.bound or 0.0,
-            "attempts": gradients,
-            "trials": trial.number,
-            "tightenings": trial.tightenings,
-        }
-        after = state | {
-            "alpha": self.grow * trial.alpha,
-            "tol": self.loosen * trial.tol,
-            "adjoint_tol": self.loosen * adjoint_tol,
-        }
+        metrics |= {"bound": result.bound or 0.0, "attempts": gradients}
+        metrics |= {"trials": trial.number, "tightenings": trial.tightenings}
+        after = state | {"alpha": self.grow * trial.alpha, "tol": self.loosen * trial.tol}
+        after["adjoint_tol"] = self.loosen * adjoint_tol
         if state["line_search"] == "adaptive":
             after |= {f"theta/{name}": value for name, value in theta.items()}
             after |= {f"z/{name}": value for name, value in result.gradient.items()}
         return Step(trial.theta, after, trial.after.value, metrics, penalty=trial.after.penalty)
-
-    def _accepts(self, trial: Trial) -> bool:
-        return trial.certified or (self.acceptance == "plain" and trial.plain)
-
-    def _needs_accuracy(self, trial: Trial) -> bool:
-        """Whether nothing but its error bounds rejects a trial, and they can be made smaller."""
-        # An infinite bound says that h is not convex at θ⁺, for which accuracy is no remedy.
-        tightenable = math.isfinite(trial.after.upper) and not trial.at_floor
-        return trial.plain and tightenable and not trial.barely and not self._accepts(trial)
-
-    def _line_search(
-        self,
-        theta: Theta,
-        oracle: Oracle,
-        state: Mapping[str, Any],
-        trials: int,
-        result: HypergradientResult,
-        tol: float,
-    ) -> Trial:
-        """The first trial that is accepted, or the last one."""
-        alpha, adaptive = state["alpha"], state["line_search"] == "adaptive"
-        before, rejected, restart, tightenings, number = result.value, None, alpha, 0, 0
-        while True:
-            number += 1
-            moved = descend(oracle, theta, result.gradient, alpha)
-            distance = theta_norm(moved[name] - value for name, value in theta.items())
-            # x̂ is nearly linear in α, so at ρα it lies near the point at ρ of the way to that at α.
-            after = oracle.value(moved, Accuracy(tol), bound=True, towards=rejected, fraction=self.shrink)
-            predicted = distance**2 / alpha
-            promise = self.eta**2 * predicted
-            trial = Trial(moved, alpha, tol, before, after, predicted, promise, restart, tightenings, number)
-            if adaptive:
-                trial = self._sharpen(theta, oracle, trial)
-                before, rejected, tol, tightenings = trial.before, trial.after, trial.tol, trial.tightenings
-            alpha *= self.shrink
-            if adaptive and trial.too_long:
-                restart = alpha
-            if number == trials or self._accepts(trial):
-                return replace(trial, restart=restart)
-
-    def _sharpen(self, theta: Theta, oracle: Oracle, trial: Trial) -> Trial:
-        """The same step at ever tighter ε, as long as nothing but its error bounds rejects it."""
-        while self._needs_accuracy(trial):
-            effort = Accuracy(self.tighten * trial.tol)
-            before = oracle.value(theta, effort, bound=True)
-            if not math.isfinite(before.value):
-                break
-            oracle.accept(before)
-            after = oracle.value(trial.theta, effort, bound=True, towards=trial.after)
-            trial = replace(
-                trial, tol=effort.tol, before=before, after=after, tightenings=trial.tightenings + 1
-            )
-        return trial
-
-
-def _exhausted(
-    theta: Theta, result: HypergradientResult, length: float, accurate: bool, alpha: float
-) -> str | None:
-    """Why tightening the accuracies cannot help any more, or None."""
-    if length == 0 and not result.bound:
-        return ZERO
-    if result.at_floor:
-        return "converged-to-precision: the accuracy this step needs is below the floor of the dtype"
-    return TOO_SHORT if accurate and is_lost(theta, alpha * length) else None
