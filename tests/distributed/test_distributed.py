@@ -227,7 +227,7 @@ class TestTheSameResult:
             held = {
                 i: oracle.solutions.lend([i], torch.empty(0, 3, 12, 12, dtype=torch.float64)) for i in ids
             }
-            rows = {i: row.flatten().tolist() for i, (known, row) in held.items() if oracle.solutions.owns(i)}
+            rows = {i: lent.rows.flatten().tolist() for i, lent in held.items() if oracle.solutions.owns(i)}
             return [value.value, value.lower, value.upper, rows, again.iterations, half.value]
 
         (expected,) = [work(ALONE)]
