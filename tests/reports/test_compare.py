@@ -348,7 +348,7 @@ def test_the_name_says_the_format(name: str, magic: bytes, here: Call, tmp_path:
     content = (tmp_path / name).read_bytes()
     assert content.startswith(magic)
     if magic == b"<?xml":
-        assert b"average test PSNR in dB" in content, "letters stay letters"
+        assert b"mean test PSNR in dB" in content, "letters stay letters"
     refused = here("a", "-o", name)
     assert refused.returncode == 2 and "--force" in refused.stderr
     assert here("a", "-o", name, "--force").returncode == 0
@@ -410,6 +410,23 @@ def test_many_groups_are_told_apart(here: Call, tmp_path: Path) -> None:
     for k in range(12):
         make_run(tmp_path / f"run{k}", (20.0, 22.0 + k, 23.0 + k), noise=0.1 + k / 100)
     assert here(*(f"run{k}" for k in range(12))).returncode == 0
+
+
+def test_a_long_legend_and_large_costs_stay_readable(tmp_path: Path) -> None:
+    from bltoolbox.reports.compare.figures import draw_curves
+
+    options = {f"option_{k}": 0.1 * k for k in range(12)}
+    comparison = compare(
+        histories(
+            make_run(tmp_path / "a"), make_run(tmp_path / "b", upper_optimizer={"name": "isgd"} | options)
+        )
+    )
+    assert max(len(group.title) for group in comparison.groups) > 200
+    figure = draw_curves(comparison)
+    figure.draw_without_rendering()
+    legend, page = figure.legends[0].get_window_extent(), figure.bbox
+    assert legend.x0 >= page.x0 and legend.x1 <= page.x1 and legend.y1 <= page.y1
+    assert all(panel.xaxis.get_offset_text().get_text() == "" for panel in figure.axes)
 
 
 # Pictures
