@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.preconditioner import Preconditioner, Preconditioning, unavailable
 from bltoolbox.bilevel.tensors import beside, dot, expand, look_every, norm, take
 from bltoolbox.errors import NumericalError
@@ -56,7 +57,13 @@ def solve_linear(
     The last two are on the host, and so is all bookkeeping: the host looks at numbers of the device every few
     iterations, in one copy.
     """
-    tol = tol.to(rhs.dtype)
+    with computing(rhs.device):
+        return _solve_linear(method, system, rhs, start, tol.to(rhs.dtype), limit)
+
+
+def _solve_linear(
+    method: LinearMethod, system: S, rhs: Tensor, start: Tensor, tol: Tensor, limit: int
+) -> tuple[Tensor, Tensor, Tensor]:
     goal = tol.cpu()
     iterations, residual = torch.zeros(len(rhs), dtype=torch.long), torch.empty_like(goal)
     order = torch.arange(len(rhs))

@@ -33,6 +33,7 @@ from bltoolbox.bilevel.journal import SOLUTIONS, Journal, Trial
 from bltoolbox.bilevel.kept import MEMORY, SOLVER, Kept
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.penalty import add_penalty, penalty_at, penalty_gradient
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import (
     Accuracy,
@@ -205,7 +206,7 @@ class BilevelOracle:
             return self._note(cast(Reply, self.journal.replay(question)))
         if self.before_call is not None:
             self.before_call(self.cost)
-        with self._transaction(), detached():
+        with self._transaction(), detached(), computing(self.tasks.device):
             answer = compute()
         self.journal.append(question, answer)
         if self.after_call is not None:
