@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from bltoolbox.bilevel.tasks import TensorTasks as TensorTasks
     from bltoolbox.bilevel.tensors import Constant as Constant
     from bltoolbox.bilevel.tensors import ConstantsByKey as ConstantsByKey
+    from bltoolbox.bilevel.tensors import digest_of as digest_of
     from bltoolbox.bilevel.tensors import dot as dot
     from bltoolbox.bilevel.tensors import expand as expand
     from bltoolbox.bilevel.tensors import keyed_generator as keyed_generator
@@ -184,6 +185,7 @@ _HOME = {
     "bltoolbox.bilevel.tensors": (
         "Constant",
         "ConstantsByKey",
+        "digest_of",
         "dot",
         "expand",
         "keyed_generator",

@@ -44,7 +44,7 @@ def follow(guide: Path, tools: Path, folder: Path, python: str, *, forked: bool 
     output = ""
     with contextlib.ExitStack() as stack:
         if forked:
-            stack.enter_context(serving(python, _variables(tools)))
+            stack.enter_context(serving(python, variables(tools)))
         for block in blocks(guide):
             if block.title:
                 path = folder / block.title
@@ -70,7 +70,7 @@ def _run(guide: Path, block: Block, tools: Path, folder: Path, python: str) -> s
         done = subprocess.run(
             command,
             cwd=folder,
-            env=_variables(tools),
+            env=variables(tools),
             text=True,
             encoding="utf-8",
             capture_output=True,
@@ -96,7 +96,8 @@ def _commands(block: Block, python: str) -> list[list[str]]:
     ]
 
 
-def _variables(tools: Path) -> dict[str, str]:
+def variables(tools: Path) -> dict[str, str]:
+    """The environment of a reader, with ``tools`` first on the path."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "BLT_"))}
     return inherited | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",

@@ -257,3 +257,11 @@ def test_names_of_files_stand_in_one_place() -> None:
             files = [text for text in texts if text in names and (text not in FOLDERS or len(parts) == 1)]
             wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: {text}" for text in files]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("kind", ["hypergradients", "upper_optimizers"])
+def test_a_method_fits_into_150_lines(kind: str) -> None:
+    """What it shares with others, and its line search, have files of their own."""
+    lengths = {path.name: len(path.read_text().splitlines()) for path in (BUILT_INS / kind).glob("*.py")}
+    assert len(lengths) > 8
+    assert {name: length for name, length in lengths.items() if length > 150} == {}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bltoolbox.bilevel.problem import Lower, Upper
 from bltoolbox.bilevel.records import Counter, Rows, Theta
+from bltoolbox.bilevel.tensors import digest_of
 
 
 class BoundTasks(ABC):
@@ -107,10 +108,7 @@ class TensorTasks(Tasks):
         return f"{self.noun} {number + 1}"
 
     def digest(self) -> str:
-        content = hashlib.blake2b(digest_size=16)
-        for value in self.rows.values():
-            content.update(value.detach().cpu().contiguous().numpy().tobytes())
-        return content.hexdigest()
+        return digest_of(self.rows.values())
 
 
 @dataclass(frozen=True)

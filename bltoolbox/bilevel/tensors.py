@@ -157,6 +157,14 @@ def keyed_generator(*key: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Of the bytes of all tensors, in their order; wherever they are stored."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def theta_norm(tensors: Iterable[Tensor]) -> float:
     """Euclidean norm of a collection of tensors as one vector, summed in float64."""
     return float(sum(float(t.detach().double().square().sum()) for t in tensors) ** 0.5)

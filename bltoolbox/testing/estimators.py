@@ -3,7 +3,8 @@
     error = ‖z − ∇f‖/‖∇f‖,        cost = gradients + Hessian products + derivatives in θ, per task
 
 f is the mean over the first tasks of the recipe at its initial θ, in float64; ∇f comes from tight solves by the
-recipe's own lower-level solver and conjugate gradients. Every point of a curve is computed from a cold start:
+recipe's own lower-level solver and conjugate gradients or, where h has no Hessian, from the recipe's own component at a
+higher accuracy than any that is compared. Every point of a curve is computed from a cold start:
 
 * at increasing accuracies of the lower level and of the linear system, relative to the distance that the lower level
   moves and to the size of the right-hand side, unless no tolerance makes the component exact;
@@ -40,8 +41,8 @@ from bltoolbox.training.assemble import assemble
 LADDER = tuple(10 ** (-k / 2) for k in range(1, 11))
 #: Relative errors whose cost is tabulated.
 LEVELS = (0.1, 0.01, 0.001)
-#: Relative accuracy of the reference.
-_REFERENCE = 1e-9
+#: Relative accuracies of the reference; of first-order methods for lower levels that are not smooth, less can be asked.
+_REFERENCE, _NONSMOOTH_REFERENCE = 1e-9, 1e-6
 #: Repetitions over which the error of a random component is averaged.
 _DRAWS = 8
 #: Calls at the same θ, for methods that iterate on x themselves and whose limit does not say how many.
@@ -120,7 +121,8 @@ class _Bench:
         count = min(tasks, total)
         self.batch = Batch(range(count), [total / count] * count)
         self.scales: Scales = self.source.on(self.batch).scales(self.theta)
-        self.exact = self._exact()
+        smooth = not self.source.hypergradient.handles_nonsmooth
+        self.exact = self._exact() if smooth else self._own_limit()
 
     def oracle(self, estimator: HypergradientEstimator, seed: int) -> BilevelOracle:
         """With no warm starts; the seed is that of an estimator that draws."""
@@ -149,6 +151,12 @@ class _Bench:
         for name, entry in upper.theta_gradient(solution.x, weights).items():
             z[name] = z[name] + entry
         return self.source.problem.project_gradient(z)
+
+    def _own_limit(self) -> dict[str, Tensor]:
+        scales = (self.scales.distance, self.scales.slope)
+        efforts = (Accuracy(_NONSMOOTH_REFERENCE * scale) for scale in scales)
+        asked = self.oracle(self.source.hypergradient, 0).on(self.batch)
+        return dict(asked.hypergradient(self.theta, *efforts).gradient)
 
     def measure(self, block: Block, rung: _Rung) -> Point:
         estimator = self.registry.build(Block(block.kind, block.name, {**block.options, **rung.options}))

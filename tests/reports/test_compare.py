@@ -162,6 +162,20 @@ def test_a_longer_run_with_more_checks_is_no_other_setting(tmp_path: Path) -> No
     assert [len(group.runs) for group in compare(runs).groups] == [2, 1]
 
 
+def test_other_draws_of_the_data_of_a_problem_are_one_group(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / f"{seed}-{rows}", seed=seed, problem={"data": {"seed": seed, "examples": rows}})
+        for seed in range(3)
+        for rows in (40, 80)
+    ]
+    groups = compare(histories(*runs)).groups
+    assert [len(group.runs) for group in groups] == [3, 3]
+    assert [group.title for group in groups] == [
+        "problem.data.examples=40 (3 runs)",
+        "problem.data.examples=80 (3 runs)",
+    ]
+
+
 def test_seeds_are_one_group_and_labels_name_what_differs(tmp_path: Path) -> None:
     long = {"name": "isgd", "step": 0.1}
     runs = histories(

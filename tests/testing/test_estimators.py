@@ -9,11 +9,13 @@ import pytest
 import torch
 from commands import caller
 
+from bltoolbox.bilevel.records import Accuracy
+from bltoolbox.bilevel.tensors import theta_norm
 from bltoolbox.config.block import Block
 from bltoolbox.config.recipe import Recipe, load_recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.reports.compare.estimators import front
-from bltoolbox.testing.estimators import ErrorCurve, Point, compare_estimators
+from bltoolbox.testing.estimators import ErrorCurve, Point, _Bench, compare_estimators
 
 torch.set_num_threads(1)
 
@@ -94,6 +96,30 @@ def test_a_wrong_estimator_is_seen(tmp_path: Path) -> None:
     registry = load_registry([tmp_path / "wrong.py"])
     (curve,) = curves(load_recipe("smoke", TINY, registry), registry, "threefold")
     assert curve.points[-1].error == pytest.approx(2, rel=1e-3)
+
+
+NONSMOOTH = ["regularizer=tv-nonsmooth", "lower_solver=pdhg", "hypergradient=piggyback"]
+
+
+def test_without_a_hessian_the_reference_is_the_limit_of_the_recipes_own() -> None:
+    """It is the derivative of f, and the errors against it fall."""
+    registry = load_registry()
+    recipe = load_recipe("smoke", [*TINY, *NONSMOOTH], registry)
+    (curve,) = curves(recipe, registry, "piggyback")
+    assert [point.error for point in curve.points[:6:2]] == sorted(
+        (point.error for point in curve.points[:6:2]), reverse=True
+    )
+    assert curve.points[-1].error < 1e-4 < curve.points[0].error
+    bench = _Bench(recipe, registry, 2)
+    oracle, step = bench.oracle(bench.source.hypergradient, 0).on(bench.batch), 1e-3
+    length = theta_norm(bench.exact.values())
+    ahead, behind = (
+        {name: value + sign * step * bench.exact[name] / length for name, value in bench.theta.items()}
+        for sign in (1, -1)
+    )
+    accuracy = Accuracy(1e-6 * bench.scales.distance)
+    rise = oracle.value(ahead, accuracy).value - oracle.value(behind, accuracy).value
+    assert rise / (2 * step) == pytest.approx(length, rel=1e-3)
 
 
 def test_one_that_does_not_fit_is_explained() -> None:

@@ -1,7 +1,7 @@
 """Several runs side by side, without torch: groups of seeds, what distinguishes them, and their quality over time.
 
-Runs whose resolved recipes differ only in ``seed``, or in budget and checks, form one group. Its curves are resampled
-on a common axis, where they have a mean and a range.
+Runs whose resolved recipes differ only in ``seed``, in the seed of a problem's data, or in budget and checks, form one
+group. Its curves are resampled on a common axis, where they have a mean and a range.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from bltoolbox.runs.history import IMAGES, Images, RunHistory
+from bltoolbox.runs.labels import short_labels
 from bltoolbox.runs.metric import Metric, most_common
 from bltoolbox.runs.settings import IRRELEVANT, labels, shown
 
@@ -96,9 +98,13 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[RunHistory], levels: Sequence[float] = (), smooth: int | None = None
+    runs: Sequence[RunHistory],
+    levels: Sequence[float] = (),
+    smooth: int | None = None,
+    given: Mapping[Path, str] | None = None,
 ) -> Comparison:
-    """Group runs and choose what to compare; ``levels`` are values of the metric, by default chosen from the runs."""
+    """Group runs and choose what to compare; ``levels`` are values of the metric, by default chosen from the runs, and
+    ``given`` are labels by directory."""
     notes = [f"{run.path}: {note}" for run in runs for note in run.notes]
     notes += [
         f"{run.path}: the run is not finished ({run.status}); it is shown as far as it got"
@@ -112,7 +118,7 @@ def compare(
             label = metric.label
             notes.append(f"{run.path}: no check has a {IMAGES[images]} {label}, so it has no {label} curve")
     chosen = sorted(levels) or default_levels(runs, images, metric)
-    return Comparison(_groups(runs), images, metric, chosen, smooth, notes)
+    return Comparison(_groups(runs, given or {}), images, metric, chosen, smooth, notes)
 
 
 def _images(runs: Sequence[RunHistory], metric: Metric) -> Images:
@@ -125,7 +131,7 @@ def _images(runs: Sequence[RunHistory], metric: Metric) -> Images:
     return "evaluation" if any(run.has("evaluation", metric) for run in checked) else "validation"
 
 
-def _groups(runs: Sequence[RunHistory]) -> list[Group]:
+def _groups(runs: Sequence[RunHistory], given: Mapping[Path, str]) -> list[Group]:
     found: dict[str, list[RunHistory]] = {}
     for run in runs:
         rest = _essence(run.recipe)
@@ -134,20 +140,24 @@ def _groups(runs: Sequence[RunHistory]) -> list[Group]:
     members = [sorted(group, key=lambda run: (str(type(run.seed)), run.seed)) for group in found.values()]
     known = [_essence(group[0].recipe) for group in members]
     names = labels([recipe for recipe in known if recipe])
-    found_names = iter(names)
+    places = [group[0].path for recipe, group in zip(known, members, strict=True) if recipe]
+    settings = iter(short_labels(names, places))
     return [
-        Group((next(found_names) if recipe else "") or _plain_name(group), group)
+        Group(given.get(group[0].path) or (next(settings) if recipe else "") or _plain_name(group), group)
         for recipe, group in zip(known, members, strict=True)
     ]
 
 
 def _essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe without its seed, and without the sections that decide how long and how closely a run is followed."""
+    """A recipe without its seeds, and without the sections that decide how long and how closely a run is followed."""
     rest = {key: value for key, value in recipe.items() if key not in ("seed", *_FOLLOWED, *IRRELEVANT)}
     if isinstance(checks := rest.get("validation"), Mapping):
         rest["validation"] = {
             key: value for key, value in checks.items() if key not in ("checks", "evaluation")
         }
+    problem = rest.get("problem")
+    if isinstance(problem, Mapping) and isinstance(data := problem.get("data"), Mapping):
+        rest["problem"] = {**problem, "data": {key: value for key, value in data.items() if key != "seed"}}
     return rest
 
 

@@ -9,8 +9,7 @@ the problem is not a finite sum, they are gradient descent on h and on ½qᵀ∇
 
 When to choose it: finite sums, also badly conditioned ones, where a truncated series would need many terms. With fixed
 steps the noise of the blocks remains, and biases z in proportion to α; `saba` removes it at the price of memory.
-`soba` is the case T = N = 1 with all
-directions taken at the old iterates.
+`soba` is the case T = N = 1 with all directions taken at the old iterates.
 
 Reference: Arbel & Mairal, *Amortized implicit differentiation for stochastic bilevel optimization*, ICLR 2022.
 """

@@ -7,7 +7,7 @@
 with x^T held fixed in ∇q. λ is the smallest one for which the step decreases q at the rate η‖∇q‖², so that x is drawn
 towards the minimiser while the loss decreases as far as that allows. There is one λ for each task; with several tasks
 the paper would have one for all, which couples them. θ ← θ − αz is left to the optimizer. The effort it requests for
-the lower level is T if it is a number of iterations; that of the linear system does not matter, as there is none.
+the lower level is T if it is a number of iterations; the one for the linear system is ignored, as there is none.
 
 At a fixed θ, the iteration on x ends at the minimiser of h + g/λ with λ = η(1 + ‖∇_x g‖²/‖z‖²) if T is large, where z
 is that of `f2sa`: its bias vanishes for η → ∞.

@@ -52,8 +52,8 @@ class F2SA(HypergradientEstimator):
     Args:
         penalty: λ_0, in units of h over g; the bias is about L_g/(λμ), its square for central differences.
         growth: exponent c of λ from call to call; 0 for a fixed λ.
-        difference: `forward` is the method of the paper; `central` is more accurate by one order, and half as dear
-            again.
+        difference: `forward` is the method of the paper; `central` is more accurate by one order, and costs
+            half as much again.
     """
 
     gives_adjoint = False

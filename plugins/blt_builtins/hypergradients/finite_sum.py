@@ -54,7 +54,8 @@ def empty_rows(lower: Lower, *leading: int) -> Tensor:
 
 
 def count_of(effort: Effort | None, default: int) -> int:
-    """The requested number of iterations; ``default`` where an accuracy is requested, which no draw can tell."""
+    """The requested number of iterations; ``default`` where an accuracy is requested, which single blocks cannot
+    measure."""
     return effort.count if isinstance(effort, Steps) else default
 
 

@@ -4,12 +4,12 @@
 
 for each of d_j = ∇h_j(x), ∇²h_j(x) q, ∂_θ⟨∇_x h_j, q⟩ and, with the blocks k of the loss, ∇g_k(x), ∂_θ g_k.
 
-T holds for each block the value when it was last drawn, so that the variance vanishes as (x, q, θ) converge: with
+T stores for each block the value of its last draw, so that the variance vanishes as (x, q, θ) converge: with
 fixed steps the method converges as fast as its deterministic counterpart, at the price of a stochastic step. Tables
 start with the values at the first (x, 0, θ), which costs one whole gradient. x ← x − ρD_x, q ← q − ρD_q as in `soba`.
 
-Memory per task: n (2·size of x + size of θ) numbers and m (size of x) more for the loss. Of a task that was not visited
-for long, the tables are old: it works best with few tasks that are all visited.
+Memory per task: n (2·size of x + size of θ) numbers and m (size of x) more for the loss. The tables of a task that has
+not been visited for long are out of date, so the method works best with few tasks, all visited often.
 
 When to choose it: finite sums that fit in memory, and an accurate θ. Otherwise `soba` or `amigo`. If the problem is not
 a finite sum, it is `soba` with a table that is never used.

@@ -2,12 +2,12 @@
 
     q = W ∇g(x̃),        z = ∂_θ g − ∂_θ⟨∇_x h(x̃, θ), q⟩
 
-W is the quasi-Newton approximation of (∇²h)⁻¹ from the solve for x̃, a few inner products away. With
+W is the quasi-Newton approximation of (∇²h)⁻¹ from the solve for x̃; W∇g takes a few inner products. With
 ``refinement``, q is the start of as many iterations of conjugate gradients on ∇²h q = ∇g, which end early at the
 tolerance; the error then vanishes as their number grows. The residual ‖∇g − ∇²h q‖ is measured at the cost of one
 Hessian product, so that error bounds and logs are those of `cg-ift`.
 
-W knows the curvature along the steps that the solver took, in no other direction; its error does not vanish with the
+W captures the curvature only along the steps that the solver took; its error does not vanish with the
 tolerance of the lower level. From warm starts a solve takes few steps and W remains close to a multiple of the
 identity.
 

@@ -4,8 +4,8 @@
     x ← x − ρ D_x        q ← q − ρ D_q                     θ ← θ − γ z, by the optimizer
 
 with one block j of h and one block k of g, and all three directions at the old (x, q, θ). Each of them is linear in
-h_j and g_k, hence unbiased. The first z has no part from q, which is zero. The effort that an optimizer requests does
-not matter: a call is one step. If the problem is not a finite sum, this is the simultaneous single loop.
+h_j and g_k, hence unbiased. The first z has no part from q, which is zero. The effort that an optimizer requests is
+ignored: a call is one step. If the problem is not a finite sum, this is the simultaneous single loop.
 
 When to choose it: finite sums where a step must be as cheap as a stochastic gradient. γ must be small compared with ρ,
 since x and q only follow θ, and line searches (`hoag`, `isgd-ls`) compare values that z does not yet predict; with

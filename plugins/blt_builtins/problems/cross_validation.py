@@ -26,7 +26,7 @@ from bltoolbox.plugin import Counter, Problem, Theta
 
 @dataclass(frozen=True)
 class RidgeLower(LinearLower):
-    """h where θ is the ridge: r = e^θ, one exponent in all or one for each feature."""
+    """h with the ridge r = e^θ: one exponent for all features, or one for each."""
 
     @cached_property
     def ridge(self) -> Tensor:

@@ -3,10 +3,10 @@
     h(x, θ) = 1/n Σ_k σ(θ_k) ℓ(⟨a_k, x⟩; b_k) + (r/2)‖x‖²,        g(x) = mean of ℓ over clean examples
 
 ℓ is the loss of softmax regression, σ the logistic function, x has the shape (p, classes). There is one task. An
-example with a wrong label pulls x away from what the clean examples ask for, so that its weight falls.
+example with a wrong label pulls x away from where the clean examples would have it, so its weight falls.
 
-When to choose it: many examples of doubtful labels and few of certain ones. To see the effect, ``corrupted`` replaces
-labels of the training rows.
+When to choose it: many examples with doubtful labels and a few with reliable ones. To see the effect, ``corrupted``
+replaces labels of the training rows.
 
 References: Franceschi, Donini, Frasconi & Pontil, *Forward and reverse gradient-based hyperparameter optimization*,
 ICML 2017; Shaban, Cheng, Hatch & Boots, *Truncated back-propagation for bilevel optimization*, AISTATS 2019.
@@ -63,7 +63,7 @@ class DataCleaning(Problem):
     """Weights of training examples.
 
     Args:
-        data: Examples that are drawn, or files of your own with classes 0, 1, ….
+        data: Generated examples, or files of your own with classes 0, 1, ….
         corrupted: Share of the training labels that are replaced by others; 0 leaves them as they are.
         clean: Share of the examples whose labels are known to be right.
         validation: Share of the examples on which the best θ is chosen.

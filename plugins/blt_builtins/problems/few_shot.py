@@ -4,9 +4,9 @@
     g_i(x, θ) = 1/m Σ_{k in query i} ½(⟨Wᵀa_k, x⟩ − b_k)²
 
 θ = (W, ρ): a linear representation W of shape (p, width), and the ridge of the head x, which each task fits to its
-few examples. g depends on θ through W, too. Generated tasks have b = ⟨W*ᵀa, u_i⟩ + σ n with one W* for all tasks and
-u_i ~ N(0, I): with fewer examples than features only what tasks have in common makes them learnable. A solution is
-unique up to a change of basis of W.
+few examples. g, too, depends on θ through W. Generated tasks have b = ⟨W*ᵀa, u_i⟩ + σ n with one W* for all tasks and
+u_i ~ N(0, I): with fewer examples than features, a task can be learned only through what it shares with the others.
+Solutions are unique up to a change of basis of W.
 
 When to choose it: meta-learning; as a test of methods for a loss that depends on θ directly, and for mini-batches of
 many tasks.

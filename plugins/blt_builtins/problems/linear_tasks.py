@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from blt_builtins.problems.examples import Examples
 from blt_builtins.problems.linear_model import LinearLower, LinearUpper, predict
-from bltoolbox.plugin import BoundTasks, Counter, Metric, Tasks, Theta
+from bltoolbox.plugin import BoundTasks, Counter, Metric, Tasks, Theta, digest_of
 
 #: The lower level of the tasks ``ids`` from θ, a counter and their examples, and the loss from θ and theirs.
 MakeLower = Callable[[Tensor, Theta, Counter, Examples], LinearLower]
@@ -55,11 +54,10 @@ class LinearTasks(Tasks):
         return self.labels[number]
 
     def digest(self) -> str:
-        content = hashlib.blake2b(digest_size=16)
-        for examples in (self.fitted, self.judged):
-            for values in (examples.features, examples.targets, examples.weights):
-                content.update(values.detach().cpu().contiguous().numpy().tobytes())
-        return content.hexdigest()
+        levels = (self.fitted, self.judged)
+        return digest_of(
+            values for level in levels for values in (level.features, level.targets, level.weights)
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Logistic regression of two classes, whose ridge is learned by cross-validation.
+"""Logistic regression for two classes with a ridge learned by cross-validation.
 
     h_i(x, θ) = 1/n_i Σ_{k ∉ fold i} log(1 + e^{−b_k⟨a_k, x⟩}) + ½ Σ_j e^{θ_j} x_j²,        b_k = ±1
 
@@ -33,7 +33,7 @@ class LogisticRegression(CrossValidated):
     """Two classes, with learned ridges.
 
     Args:
-        data: Examples that are drawn, or files of your own with classes 0 and 1.
+        data: Generated examples, or files of your own with classes 0 and 1.
         folds: Number of parts of the training rows, each left out once.
         per_feature: Learn one ridge for each feature instead of one for all.
         initial: θ at the beginning, the logarithm of the ridge.

@@ -1,8 +1,9 @@
-"""Ridge regression, whose ridge is learned by cross-validation.
+"""Ridge regression with a ridge learned by cross-validation.
 
     h_i(x, θ) = 1/n_i Σ_{k ∉ fold i} ½(⟨a_k, x⟩ − b_k)² + ½ Σ_j e^{θ_j} x_j²
 
-g_i is the mean of ½(⟨a_k, x⟩ − b_k)² over fold i. h_i is strongly convex with λ_min(Σ a_k a_kᵀ/n_i) + min_j e^{θ_j}.
+g_i is the mean of ½(⟨a_k, x⟩ − b_k)² over fold i. h_i is strongly convex with modulus
+λ_min(Σ a_k a_kᵀ/n_i) + min_j e^{θ_j}.
 With one exponent for each feature, irrelevant features are switched off, which no search over a single ridge can do.
 
 When to choose it: many features, of which few matter; or as the smallest problem to try a method on, since everything
@@ -30,7 +31,7 @@ class Ridge(CrossValidated):
     """Linear regression with learned ridges.
 
     Args:
-        data: Examples that are drawn, or files of your own.
+        data: Generated examples, or files of your own.
         folds: Number of parts of the training rows, each left out once.
         per_feature: Learn one ridge for each feature instead of one for all.
         initial: θ at the beginning, the logarithm of the ridge.

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression, whose ridge is learned by cross-validation.
+"""Multinomial logistic regression with a ridge learned by cross-validation.
 
     h_i(x, θ) = 1/n_i Σ_{k ∉ fold i} [log Σ_c e^{⟨a_k, x_c⟩} − ⟨a_k, x_{b_k}⟩] + ½ Σ_j e^{θ_j} Σ_c x_jc²
 
@@ -30,7 +30,7 @@ class SoftmaxRegression(CrossValidated):
     """Several classes, with learned ridges.
 
     Args:
-        data: Examples that are drawn, or files of your own with classes 0, 1, ….
+        data: Generated examples, or files of your own with classes 0, 1, ….
         folds: Number of parts of the training rows, each left out once.
         per_feature: Learn one ridge for each feature instead of one for all.
         initial: θ at the beginning, the logarithm of the ridge.

@@ -1,13 +1,13 @@
 """Tables of examples, generated or from files, and their division into training, validation and test rows.
 
-Generated features are standard normal numbers. Only the first ``relevant`` of them matter, so that one ridge for all
-features is a poor choice:
+Generated features are drawn from a standard normal distribution. Only the first ``relevant`` of them matter, so
+that one ridge for all features is a poor choice:
 
     regression   b = ⟨a, x*⟩ + σ n,            x*_j ~ N(0, 1) for j ≤ relevant, else 0,   n ~ N(0, 1)
     two classes  b = sign(⟨a, x*⟩ + σ n)
     classes      b = argmax_c (⟨a, x*_c⟩ + σ n_c)
 
-Everything follows from the seed alone, in float64 on the CPU. Nothing is scaled or centred: the columns of files
+The seed determines everything, in float64 on the CPU. Nothing is scaled or centred: the columns of files
 should have means of 0 and similar variances.
 """
 
@@ -31,7 +31,7 @@ _LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Generated:
-    """Examples that are drawn.
+    """Generated examples.
 
     Args:
         examples: Number of rows of the table.
@@ -50,7 +50,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class GeneratedClasses:
-    """Examples of several classes that are drawn.
+    """Generated examples of several classes.
 
     Args:
         examples: Number of rows of the table.

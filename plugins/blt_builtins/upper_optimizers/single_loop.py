@@ -11,10 +11,10 @@ z_k approaches the hypergradient as θ settles, provided that θ moves slowly co
 than for `isgd`, the more so the smaller K and J. The loss that is logged is that of x_{k+1}, which lags behind x̂(θ_k);
 checks and evaluations solve the lower level to their own accuracy. The residuals reached are logged in every step.
 
-When to choose it: all samples in every step (sampler `full`) or a few of them in large batches, since x and q of a
-sample that is not drawn wait while θ moves; and where even a loose tolerance takes many iterations. Otherwise `isgd`
-spends its iterations where they are needed. With `gd` and `neumann` it is the method of the papers; `mm` or `agd` with
-`cg-ift` is faster if K and J are above about 3, since momentum starts anew in each step.
+When to choose it: all samples in every step (sampler `full`) or large batches from a small data set, since x and q
+of a sample that is not drawn stand still while θ moves; and where even a loose tolerance takes many iterations.
+Otherwise `isgd` spends its iterations where they are needed. With `gd` and `neumann` it is the method of the papers;
+`mm` or `agd` with `cg-ift` is faster if K and J are above about 3, since momentum restarts in each step.
 
 References: Suonperä & Valkonen, *Linearly convergent bilevel optimization with single-step inner methods*, Comput.
 Optim. Appl. 2024; Dagréou, Ablin, Vaiter & Moreau, *A framework for bilevel optimization that enables stochastic and
