@@ -1,4 +1,4 @@
-"""Every solve computes in full float32 with a fixed order of summation, and leaves the switches of torch as they were."""
+"""Solves compute in full float32 with a fixed order of summation, and leave the switches of torch as they were."""
 
 from __future__ import annotations
 
