@@ -18,7 +18,7 @@ from torch import Tensor
 from bltoolbox.bilevel.device import DTYPES
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tasks import Tasks
-from bltoolbox.bilevel.tensors import detached, full_precision
+from bltoolbox.bilevel.tensors import full_precision
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import listed
 from bltoolbox.config.reading import PIXELS, parse_json
@@ -253,7 +253,7 @@ class Model(Trained):
         from bltoolbox.restoration.arrays import restore_array
         from bltoolbox.restoration.tiles import Restorer
 
-        with detached():
+        with full_precision(self._reference):
             return restore_array(Restorer(self, tol=tol, tile=tile), image, noise)
 
     def with_operator(self, operator: Operator | str, **options: Any) -> Model:
@@ -344,7 +344,7 @@ def load_trained(source: Path | str, device: str = "auto", registry: Registry | 
         settings = dict(parse_json(metadata["recipe"], source))
     except (TypeError, ValueError) as error:
         raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
-    recipe = recipe_from_dict(settings, registry=registry)
+    recipe = recipe_from_dict(settings, registry=registry, trained=True)
     if recipe.of_images:
         return Model.of_recipe(source, recipe, theta, metadata, device, registry)
     return load_other(source, recipe, theta, device, registry)
@@ -382,7 +382,8 @@ def replace_operator(model: Model, section: dict[str, Any], registry: Registry |
 
     registry = registry or load_registry()
     try:
-        recipe = recipe_from_dict(model.recipe.to_dict() | {"operator": section}, registry=registry)
+        settings = model.recipe.to_dict() | {"operator": section}
+        recipe = recipe_from_dict(settings, registry=registry, trained=True)
         return _with_operator(model, registry.build(recipe.operator), recipe)
     except RecipeError as error:
         raise UsageError("; ".join(problem.message for problem in error.problems)) from error
