@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.tensors import beside
 from bltoolbox.config.reading import Limit
 
 #: Bytes that are kept on the host. Beyond them, samples are read and simulated again whenever they are needed.
@@ -93,14 +94,18 @@ class SampleCache:
             self.device_bytes += size
         elif self.host_bytes + size <= self._host_limit:
             on_host = row.to(torch.device("cpu")).alone()
-            self.rows[i] = on_host.pinned() if self.device.type == "cuda" else on_host
+            self.rows[i] = on_host.pinned() if self._on_cuda else on_host
             self.host_bytes += size
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_available()
 
     def _room_on_device(self) -> int:
         """Bytes; none where the device is the host itself."""
         if self._device_limit is None:
             self._device_limit = 0
-            if self.device.type == "cuda":
+            if self._on_cuda:
                 free, _ = torch.cuda.mem_get_info(self.device)
                 self._device_limit = min(ON_DEVICE.most, int(_SHARE * free))
         return self._device_limit
@@ -113,9 +118,11 @@ def stacked(rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """
     if any(row.device == device for row in rows):
         rows = [row.to(device, non_blocking=True) for row in rows]
-    if rows[0].ndim != 3:
-        return torch.stack(list(rows)).to(device)
-    return torch.stack([row.permute(1, 2, 0) for row in rows]).to(device).permute(0, 3, 1, 2)
+    images = rows[0].ndim == 3
+    batch = torch.stack([row.permute(1, 2, 0) for row in rows] if images else list(rows))
+    if batch.device != device:
+        batch = beside(batch, torch.empty(0, device=device))
+    return batch.permute(0, 3, 1, 2) if images else batch
 
 
 def _alone(tensor: Tensor) -> Tensor:

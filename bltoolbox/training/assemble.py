@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.chunk_size import chunk_size
-from bltoolbox.bilevel.device import DTYPES, pick_device, set_precision
+from bltoolbox.bilevel.device import DTYPES, pick_device
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.kept import MOST
 from bltoolbox.bilevel.oracle import BilevelOracle
@@ -65,7 +65,6 @@ def assemble(
     device = pick_device(recipe.device, ranks)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # what names no device must not end up on the first one
-    set_precision(recipe.tf32)
     check_partners(recipe, registry)
     like = torch.zeros((), dtype=DTYPES[recipe.dtype], device=device)
     problem = _problem(recipe, registry, device, given or {})

@@ -90,6 +90,7 @@ class TestTiers:
     @pytest.fixture
     def cache(self, monkeypatch: pytest.MonkeyPatch) -> SampleCache:
         row = torch.zeros(SHAPE).nbytes
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (35 * row, 100 * row))
         monkeypatch.setattr(SampleRow, "to", lambda row, device: self.places.append(device.type) or row)
         monkeypatch.setattr(SampleRow, "pinned", lambda row: self.places.append("pinned") or row)
