@@ -116,11 +116,11 @@ def stacked(rows: Sequence[Tensor], device: torch.device) -> Tensor:
 
     Kept images are channels last, and so is the batch: stacking them is a plain copy.
     """
-    if any(row.device == device for row in rows):
+    if any(row.device.type == device.type for row in rows):  # a process has one device of a type
         rows = [row.to(device, non_blocking=True) for row in rows]
     images = rows[0].ndim == 3
     batch = torch.stack([row.permute(1, 2, 0) for row in rows] if images else list(rows))
-    if batch.device != device:
+    if batch.device.type != device.type:
         batch = beside(batch, torch.empty(0, device=device))
     return batch.permute(0, 3, 1, 2) if images else batch
 
