@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,9 +22,9 @@ from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.config.overrides import Overrides
 from bltoolbox.config.recipe import Recipe, load_recipe, with_data
-from bltoolbox.config.registry import Registry, load_registry
+from bltoolbox.config.registry import Plugins, Registry, registry_with
 from bltoolbox.distributed.ranks import ALONE, Ranks
-from bltoolbox.errors import MissingError, UsageError
+from bltoolbox.errors import UsageError
 from bltoolbox.reports.notebook import progress as progress_display
 from bltoolbox.reports.writer import ReportWriter
 from bltoolbox.restoration.from_recipe import build_evaluation_solver, build_problem
@@ -51,8 +50,6 @@ GivenData = Tensor | NDArray[Any] | tuple[Any, Any] | Dataset[Any] | Data
 GivenRecipe = Recipe | str | Path | Mapping[str, Any]
 #: Accuracy and iteration limit of a layer of a problem that comes without a recipe, as recipes have them by default.
 _TOL, _LIMIT = 1e-2, 2000
-#: Plugin files, or modules that are imported.
-Plugins = Sequence[str | Path | ModuleType]
 
 
 def run(
@@ -103,7 +100,7 @@ def assemble(
 
     For a training loop of one's own; the arguments are those of ``run``.
     """
-    registry, given = _registry(plugins), _given(data, evaluation)
+    registry, given = registry_with(plugins), _given(data, evaluation)
     if not isinstance(recipe, Recipe):
         recipe, overrides = load_recipe(recipe, overrides, registry, data_given=data is not None), ()
     if given or overrides:
@@ -128,7 +125,7 @@ def resume(
     ``data``, ``evaluation`` and ``plugins`` that came from Python must be given again.
     """
     given = _given(data, evaluation)
-    with reopen(Path(path), overrides, _registry(plugins), ranks, given) as reopened:
+    with reopen(Path(path), overrides, registry_with(plugins), ranks, given) as reopened:
         if reopened.summary is not None:
             status = reopened.summary["status"]
             raise UsageError(f"{path} is finished: {status}; raise its budget to continue")
@@ -160,7 +157,7 @@ def layer(
     system of a backward pass relative to the gradient that arrives, by default as small as ``tol`` and at most 1e-3.
     ``shape`` (C, H, W) is needed only for a recipe whose θ depends on the size of images.
     """
-    registry = _registry(plugins)
+    registry = registry_with(plugins)
     options: dict[str, Any] = {
         "hypergradient": hypergradient,
         "adjoint_tol": adjoint_tol,
@@ -207,16 +204,6 @@ def _is_model(source: str | Path) -> bool:
     """Whether a text or a path names a θ file, a run directory or a shipped model rather than a recipe."""
     path = Path(source)
     return path.is_dir() or path.suffix == ".safetensors" or str(source) in shipped_models()
-
-
-def _registry(plugins: Plugins) -> Registry:
-    """The installed components and those of ``plugins``, all of which must be usable."""
-    registry = load_registry(plugins)
-    named = {given.__name__ if isinstance(given, ModuleType) else Path(given).name for given in plugins}
-    for plugin in registry.plugins():
-        if plugin.status == "broken" and plugin.name in named:
-            raise MissingError(f"{plugin.origin} cannot be used: {plugin.reason}")
-    return registry
 
 
 def _given(data: GivenData | None, evaluation: GivenData | None) -> dict[str, Data]:

@@ -80,6 +80,7 @@ class BilevelOracle:
         chunk: int = 32,
         iteration_limit: int = 2000,
         strict: bool = False,
+        estimates: bool = False,
         bound: BoundKind = "none",
         bound_every: int = 1,
         wants: str | None = None,
@@ -95,6 +96,8 @@ class BilevelOracle:
         self.iteration_limit = iteration_limit
         #: Whether a tolerance below the floor of the dtype is an error.
         self.strict = strict
+        #: Whether the first solve of a task starts from its ``Lower.estimate`` and not from its ``start``.
+        self.estimates = estimates
         self.bound = bound
         self.bound_every = bound_every
         #: What a hypergradient reports about each sample: ``loss``, ``slope``, ``gradient`` or nothing.
@@ -160,7 +163,9 @@ class BilevelOracle:
             ids = [batch.ids[place] for place in places]
             lower, upper = at.on(ids)
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
-            start = self.solutions.get(ids, lower.start())
+            estimating = self.estimates and not self.solutions.has_all(ids)
+            cold = lower.estimate() if estimating else lower.start()
+            start = self.solutions.get(ids, cold)
             kept = self.kept(theta)[1].get(ids)
             yield Chunk(ids, places, weights / len(self.tasks), lower, upper, start, kept)
 

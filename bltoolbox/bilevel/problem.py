@@ -328,6 +328,17 @@ class _WrappedLower(Lower):
     def free(self, x: Tensor, gradient: Tensor) -> Tensor | None:
         return self.lower.free(x, gradient)
 
+    def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        return super().mixed(x, self._on_free_entries(x, q), weights)
+
+    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
+        return super().mixed_each(x, self._on_free_entries(x, q))
+
+    def _on_free_entries(self, x: Tensor, q: Tensor) -> Tensor:
+        """q with zeros where a constraint holds x, which the pairing does not know."""
+        free = self.free(x, self.gradient(x)) if self.constrained else None
+        return q if free is None else q * free
+
     def view(self, x: Tensor) -> Tensor:
         return self.lower.view(x)
 
@@ -466,16 +477,6 @@ class WithInputs(_WrappedLower):
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         lower = self.at_theta(theta).lower
         return lower.pairing(lower.theta, x, q)
-
-    def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        return super().mixed(x, self._free_part(x, q), weights)
-
-    def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        return super().mixed_each(x, self._free_part(x, q))
-
-    def _free_part(self, x: Tensor, q: Tensor) -> Tensor:
-        free = self.free(x, self.gradient(x)) if self.constrained else None
-        return q if free is None else q * free
 
     def composite(self) -> Composite | None:
         return self.lower.composite()

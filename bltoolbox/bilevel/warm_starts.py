@@ -77,6 +77,12 @@ class Store:
             )
         return bool(self.present[self._index(samples)].any())
 
+    def has_all(self, samples: Sequence[int]) -> bool:
+        """Whether there is a row of each of ``samples``."""
+        if self.guests:
+            return all(self.has_any([sample]) for sample in samples)
+        return bool(self.present[self._index(samples)].all())
+
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""
         if self.guests:

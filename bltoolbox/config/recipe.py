@@ -190,22 +190,24 @@ def load_recipe(
     if isinstance(source, Mapping):
         return recipe_from_dict(source, overrides, registry, data_given=data_given)
     path = find_recipe(source)
-    return parse_recipe(_read(path), str(path), overrides, registry, data_given=data_given)
+    return parse_recipe(read_recipe(path), str(path), overrides, registry, data_given=data_given)
 
 
 def recipe_variants(source: str | Path) -> list[str]:
     """The names of the variants of a recipe; none if it has none, or cannot be parsed."""
     path = find_recipe(source)
-    return variant_names(parse(_read(path), Spot(str(path))))
+    return variant_names(parse(read_recipe(path), Spot(str(path))))
 
 
-def _read(path: Path) -> str:
-    """The text of a recipe file."""
+def read_recipe(path: Path, *, follow: bool = True) -> str:
+    """The text of a recipe file; without ``follow`` a symbolic link is refused."""
     file = str(path)
     try:
-        with open_file(path) as stream:
+        with open_file(path, follow=follow) as stream:
             raw = stream.read(RECIPE.most + 1)
     except FileRefused as error:
+        if not follow:  # a flaw of the run directory, not of the command
+            raise
         raise UsageError(f"recipe {error}") from error
     except OSError as error:
         raise UsageError(f"recipe {file} cannot be read: {error.strerror or error}") from error

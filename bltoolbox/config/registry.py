@@ -213,7 +213,21 @@ class Registry:
         return f"; broken plugins: {', '.join(names)}" if names else ""
 
 
-def load_registry(files: Sequence[str | Path | ModuleType] = ()) -> Registry:
+#: Plugin files, or modules that are imported.
+Plugins = Sequence[str | Path | ModuleType]
+
+
+def registry_with(plugins: Plugins) -> Registry:
+    """The installed components and those of ``plugins``, all of which must be usable."""
+    registry = load_registry(plugins)
+    names = {given.__name__ if isinstance(given, ModuleType) else Path(given).name for given in plugins}
+    for plugin in registry.plugins():
+        if plugin.status == "broken" and plugin.name in names:
+            raise MissingError(f"{plugin.origin} cannot be used: {plugin.reason}")
+    return registry
+
+
+def load_registry(files: Plugins = ()) -> Registry:
     """Discover the installed plugins, and add those in ``files``, which may also be modules that are imported."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)

@@ -22,6 +22,7 @@ from bltoolbox.bilevel.tensors import detached, full_precision
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import listed
 from bltoolbox.config.reading import PIXELS, parse_json
+from bltoolbox.config.registry import Plugins, Registry, load_registry, registry_with
 from bltoolbox.errors import BltError, RecipeError, UsageError, refusing_misfits
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.from_recipe import build_evaluation_solver, build_problem
@@ -40,7 +41,6 @@ from bltoolbox.restoration.variational import Variational
 
 if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
-    from bltoolbox.config.registry import Registry
 
 ImageLike = TypeVar("ImageLike", Tensor, np.ndarray, Image.Image)
 
@@ -103,7 +103,6 @@ class Model(Trained):
         ``cg-ift`` by default, or ``piggyback`` where the regularizer is not smooth. ``tol`` is as in ``solve``,
         ``adjoint_tol`` the accuracy of a backward pass relative to the gradient that arrives.
         """
-        from bltoolbox.config.registry import load_registry
 
         method = method_for(
             self.problem,
@@ -279,9 +278,19 @@ class Model(Trained):
         return find_flaw(self.problem, self.theta, [expected], channels, constants, self.shape)
 
     @classmethod
-    def load(cls, source: Path | str, device: str = "auto", registry: Registry | None = None) -> Model:
-        """From a run directory, a θ file or the name of a shipped model (``blt models``)."""
-        model = load_trained(source, device, registry)
+    def load(
+        cls,
+        source: Path | str,
+        device: str = "auto",
+        registry: Registry | None = None,
+        *,
+        plugins: Plugins = (),
+    ) -> Model:
+        """From a run directory, a θ file or the name of a shipped model (``blt models``).
+
+        ``plugins`` adds components that are not installed: files, or modules with a ``blt_components`` hook.
+        """
+        model = load_trained(source, device, registry_with(plugins) if plugins else registry)
         if not isinstance(model, Model):
             raise UsageError(
                 f"{source} was learned for problem {model.recipe.problem.name!r}, which has no images to restore;"
@@ -326,7 +335,6 @@ def load_trained(source: Path | str, device: str = "auto", registry: Registry | 
     """θ with its recipe, from a run directory, a θ file or the name of a shipped model: a ``Model`` where it is for
     images."""
     from bltoolbox.config.recipe import recipe_from_dict
-    from bltoolbox.config.registry import load_registry
 
     theta, metadata = read_theta(source)
     if "recipe" not in metadata or not theta:
@@ -371,7 +379,6 @@ def solve(
 def replace_operator(model: Model, section: dict[str, Any], registry: Registry | None = None) -> Model:
     """The model with the operator that a section of a recipe describes."""
     from bltoolbox.config.recipe import recipe_from_dict
-    from bltoolbox.config.registry import load_registry
 
     registry = registry or load_registry()
     try:

@@ -38,7 +38,7 @@ _ROUNDS = 2
 _FLOOR = 1e-4
 #: P is worth an application per iteration where the ratio of the largest to the smallest diagonal entry of P⁻¹ is at
 #: least this, for second derivatives and for the larger curvatures of majorants; measured, see docs/performance.md.
-_PAYS, _MAJORANT_PAYS = 7.5, 14.0
+_PAYS, _MAJORANT_PAYS = 5.5, 10.0
 
 
 @dataclass(frozen=True)

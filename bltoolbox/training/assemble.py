@@ -90,6 +90,7 @@ def assemble(
         chunk=recipe.chunk,
         iteration_limit=recipe.iteration_limit,
         strict=not parts["upper_optimizer"].handles_floor,
+        estimates=True,
         bound=recipe.certificates.bound,
         bound_every=recipe.certificates.every,
         wants=_wanted(recipe, parts["sampler"], parts["hypergradient"]),

@@ -15,8 +15,7 @@ from bltoolbox.config.block import Block
 from bltoolbox.config.hooks import STAND_INS
 from bltoolbox.config.names import GIVEN_FILE, RECIPE_FILE
 from bltoolbox.config.overrides import Overrides
-from bltoolbox.config.reading import open_file
-from bltoolbox.config.recipe import Recipe, load_recipe
+from bltoolbox.config.recipe import Recipe, parse_recipe, read_recipe
 from bltoolbox.config.registry import Registry
 from bltoolbox.config.sections import Budget
 from bltoolbox.distributed.ranks import ALONE, Ranks
@@ -67,10 +66,10 @@ def _assemble(
 ) -> tuple[Experiment, dict[str, Any] | None]:
     """The experiment, and its summary if it is finished."""
     resolved = path / RECIPE_FILE
-    open_file(resolved, follow=False).close()  # refuses a link
+    content = read_recipe(resolved, follow=False)
     _refuse_newer(path)
-    before = load_recipe(resolved, (), registry)
-    recipe = load_recipe(resolved, overrides, registry)
+    before = parse_recipe(content, str(resolved), (), registry)
+    recipe = parse_recipe(content, str(resolved), overrides, registry)
     _only_budgets_grow(before, recipe)
     for key, data in given.items():
         _refuse_other_data(path, key, getattr(before, key), data)

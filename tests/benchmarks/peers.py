@@ -33,6 +33,7 @@ from torch import Tensor
 from blt_builtins.hypergradients.cg_ift import CGIFT
 from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.foe import FieldOfExperts
 from bltoolbox import Model
 from bltoolbox.bilevel.memory import keep_freed_memory
@@ -89,7 +90,10 @@ class Peers:
 
     def oracle(self, solver: str, dtype: torch.dtype = torch.float32) -> BilevelOracle:
         images = self.images.to(dtype)
-        return make_oracle(images, self.foe, SOLVERS[solver](), CGIFT(), noise=NOISE, dtype=dtype)
+        method = SOLVERS[solver]()
+        return make_oracle(
+            images, self.foe, method, CGIFT(), Identity(), noise=NOISE, dtype=dtype, estimates=True
+        )
 
     def exact(self, theta: Theta) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """z, x and q in float64."""

@@ -42,7 +42,7 @@ from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.restoration.metrics import METRICS, measure
 from bltoolbox.restoration.theta import join, split
 from bltoolbox.restoration.variational import VariationalTasks
-from bltoolbox.testing import Gain, full_batch, make_oracle, variational
+from bltoolbox.testing import full_batch, make_oracle, variational
 
 COUNT, SIDE, NOISE = 32, 96, 25 / 255
 #: What each ratio should be.
@@ -93,7 +93,9 @@ class Bench:
         self.oracle = self.new_oracle(MemoryGradient())
         self.x_true, self.y = measured(self.oracle, range(COUNT))
         self.lower = (
-            variational(Gain(), self.foe).at(join(regularizer=self.theta), self.x_true.shape[1:]).on(self.y)
+            variational(Identity(), self.foe)
+            .at(join(regularizer=self.theta), self.x_true.shape[1:])
+            .on(self.y)
         )
         assert self.lower.bounded
         self.lipschitz = float(self.lower.lipschitz[0])
@@ -101,7 +103,16 @@ class Bench:
         self.rows: list[dict[str, Any]] = []
 
     def new_oracle(self, solver: LowerSolver) -> BilevelOracle:
-        return make_oracle(self.images, self.foe, solver, CGIFT(), noise=NOISE, dtype=torch.float32)
+        return make_oracle(
+            self.images,
+            self.foe,
+            solver,
+            CGIFT(),
+            operator=Identity(),
+            noise=NOISE,
+            dtype=torch.float32,
+            estimates=True,
+        )
 
     def report(self, what: str, ours: float, theirs: float, agree: float) -> None:
         ratio = theirs / ours
@@ -195,7 +206,16 @@ class Bench:
         noisy = test + NOISE * torch.randn(test.shape, generator=torch.Generator().manual_seed(0))
         foe, tol = FieldOfExperts(), 0.5
         start = {name: value.float() for name, value in foe.init_params((3, 8, 8), torch.Generator()).items()}
-        samples = make_oracle(train, foe, MemoryGradient(), CGIFT(), noise=NOISE, dtype=torch.float32)
+        samples = make_oracle(
+            train,
+            foe,
+            MemoryGradient(),
+            CGIFT(),
+            operator=Identity(),
+            noise=NOISE,
+            dtype=torch.float32,
+            estimates=True,
+        )
 
         def ours(theta: Theta, ids: range) -> dict[str, Tensor]:
             batch = samples.on(Batch(ids, [len(samples.tasks) / COUNT] * COUNT))

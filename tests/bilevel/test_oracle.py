@@ -108,6 +108,24 @@ def test_solutions_are_as_accurate_as_asked() -> None:
         assert (norm(found - exact) <= tol).all()
 
 
+def test_only_first_solves_start_from_the_estimate() -> None:
+    oracle, theta = foe_oracle(estimates=True)
+    _, y = measured(oracle)
+    lower = lower_level(small_foe(), y)
+    estimate = lower.estimate()
+    assert not torch.equal(estimate, lower.start())
+    # With such a tolerance the start is the solution.
+    loose = Accuracy(1e9)
+    oracle.on(Batch([1], [1.0])).hypergradient(theta, loose, loose)
+    assert torch.equal(kept(oracle.solutions, [1]), estimate[1:2])
+    oracle.on(Batch([1], [1.0])).hypergradient(theta, Accuracy(1e-3), loose)
+    warm = kept(oracle.solutions, [1])
+    oracle.on(full_batch(oracle)).hypergradient(theta, loose, loose)
+    assert torch.equal(kept(oracle.solutions, [1]), warm)
+    assert torch.allclose(kept(oracle.solutions, [0, 2]), estimate[[0, 2]], rtol=0, atol=1e-14)
+    assert oracle.solutions.has_all(range(3))
+
+
 class TestLedger:
     def test_counts_what_the_solver_reports(self) -> None:
         oracle, theta = foe_oracle(solver="agd")

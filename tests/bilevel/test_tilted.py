@@ -138,7 +138,8 @@ def test_mm_decreases_a_tilt_that_is_not_convex() -> None:
 
 
 def test_a_constraint_holds_the_entries_that_the_tilted_gradient_presses_against_it() -> None:
-    lower, upper = problem(constraint="nonnegative")
+    lower = lower_level(small_foe(), noisy(3) - 0.5, constraint="nonnegative")
+    upper = SquaredDistance(smooth_images(3, SHAPE).double() - 0.5)
     tilted = lower.tilted(upper, 0.6)
     solution = solve(AGD(), tilted, tilted.start(), 1e-9)
     x, gradient = solution.x, tilted.gradient(solution.x)
@@ -146,6 +147,11 @@ def test_a_constraint_holds_the_entries_that_the_tilted_gradient_presses_against
     assert float(norm(torch.where(x > 0, gradient, gradient.clamp_max(0))).max()) <= 1e-8
     free = tilted.linearize(x).free
     assert free is not None and torch.equal(free, (x > 0) | (gradient < 0))
+    assert 0 < int(free.sum()) < free.numel()
+    q, weights = normal(3, *SHAPE, seed=4), torch.ones(3, dtype=torch.float64)
+    for name, value in lower.mixed(x, q * free, weights).items():
+        torch.testing.assert_close(tilted.mixed(x, q, weights)[name], value)
+        torch.testing.assert_close(tilted.mixed_each(x, q)[name].sum(0), value)
 
 
 def test_a_part_of_it_is_that_of_its_samples() -> None:

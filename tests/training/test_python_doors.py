@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bltoolbox import Experiment, assemble, load_recipe, resume, run
+from bltoolbox import Experiment, Model, assemble, load_recipe, resume, run
 from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import MissingError, RecipeError, UsageError
 from bltoolbox.testing import smooth_images
@@ -107,6 +107,9 @@ def test_plugins_are_files_or_modules(plugin: Path, module: types.ModuleType, tm
     again = run(settings, data=images(), plugins=[module])
     name = "regularizer.log_weight"
     assert torch.equal(result.theta[name], again.theta[name])
+    with pytest.raises(RecipeError, match="'my-ridge' is not a registered regularizer"):
+        Model.load(out)
+    assert torch.equal(Model.load(out, "cpu", plugins=[module]).theta[name], result.theta[name])
     more = {"budget.steps": 3}
     with pytest.raises(RecipeError, match="'my-ridge' is not a registered regularizer"):
         resume(out, more, data=images())
