@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,15 +10,18 @@ import typer
 
 from bltoolbox.cli.common import Debug, Json, MetricNames, Plugins, open_registry, print_json, say
 from bltoolbox.cli.completion import complete_model
+from bltoolbox.cli.display.pictures import display, picture_line, print_table
+from bltoolbox.distributed.signals import Interrupted
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
+    from bltoolbox.cli.display.pictures import Display
     from bltoolbox.config.registry import Registry
     from bltoolbox.restoration.apply import Outcome
     from bltoolbox.restoration.metrics import ImageMetric
     from bltoolbox.restoration.model import Model
     from bltoolbox.restoration.pictures.jobs import Job
-    from bltoolbox.restoration.tiles import Progress
+    from bltoolbox.restoration.tiles import Restorer
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +50,7 @@ def apply(
     ] = None,
     noise: Annotated[
         str | None,
-        typer.Option(metavar="S", help="25/255, 0.1, 25 (of 255) or auto; default the model's."),
+        typer.Option(metavar="S", help="25/255, 0.1, 25 (of 255), auto (default) or model (its own)."),
     ] = None,
     truth: Annotated[
         Path | None,
@@ -75,7 +77,7 @@ def apply(
         float | None,
         typer.Option(
             metavar="T",
-            help="Accuracy: RMS distance to the minimiser (blur: of its gradient to 0).",
+            help="Accuracy: RMS distance to the minimiser; default by noise and bits.",
         ),
     ] = None,
     tile: Annotated[
@@ -90,7 +92,10 @@ def apply(
 ) -> None:
     """Restore pictures with a trained model.
 
-    For example: blt apply runs/denoise photo.jpg --noise auto, or blt apply runs/denoise "scans/*.tif" -o restored/
+    For example: blt apply denoise-color photo.jpg, or blt apply runs/denoise "scans/*.tif" -o restored/
+
+    The noise level is estimated from each picture unless --noise gives it; --noise model takes the one that the model
+    was trained with.
 
     Pictures with other faults: --kernel for a blur, --mask for missing pixels, --factor for a larger picture.
 
@@ -125,19 +130,22 @@ def apply(
     if all(job.refused for job in jobs):
         raise UsageError("; ".join(job.trouble for job in jobs))
     registry = open_registry(plugin, warn=not as_json)
-    loaded = _load(model, device, operator, options, registry)
     talk = not quiet and not as_json
-    if talk:
-        for note in [*notes, *_headline(loaded, noise, level)]:
-            say(note)
-    outcomes = _restore_all(jobs, loaded, level, (truth, metrics), tol, tile, talk)
+    with display(talk) as shown:
+        shown.say(f"loading {model}")
+        loaded = _load(model, device, operator, options, registry)
+        restorer = _restorer(loaded, tol, tile)
+        if talk:
+            for note in [*notes, *_headline(loaded, noise, level)]:
+                shown.message(note)
+        outcomes = _restore_all(jobs, restorer, level, (truth, metrics), shown, talk)
     restored = sum(one.status == "restored" for one in outcomes)
     failed = sum(one.error is not None for one in outcomes)
     if as_json:
         pictures = [one.as_dict() for one in outcomes]
         print_json({"model": model, "restored": restored, "failed": failed, "pictures": pictures})
     elif restored:
-        _print_table(outcomes, metrics if truth is not None else ())
+        print_table(outcomes, metrics if truth is not None else ())
     if failed:
         compared = restored + failed - len(outcomes)
         also = f", {compared} of them only in the comparison with --truth" if compared else ""
@@ -187,6 +195,12 @@ def _load(
     return replace_operator(model, {"name": name} | chosen, registry)
 
 
+def _restorer(model: Model, tol: float | None, tile: int | None) -> Restorer:
+    from bltoolbox.restoration.tiles import Restorer
+
+    return Restorer(model, tol=tol, tile=tile, estimates=True)
+
+
 def _headline(model: Model, noise: str | None, level: float | str | None) -> Iterator[str]:
     from bltoolbox.restoration.noise_level import show_noise, show_training_noise
 
@@ -203,87 +217,28 @@ def _headline(model: Model, noise: str | None, level: float | str | None) -> Ite
 
 def _restore_all(
     jobs: Sequence[Job],
-    model: Model,
+    restorer: Restorer,
     noise: float | str | None,
     compared: tuple[Path | None, Sequence[ImageMetric]],
-    tol: float | None,
-    tile: int | None,
+    shown: Display,
     talk: bool,
 ) -> list[Outcome]:
     from bltoolbox.restoration.apply import apply_to
-    from bltoolbox.restoration.tiles import Restorer
+    from bltoolbox.restoration.pictures.jobs import count_pixels
 
-    restorer = Restorer(model, tol=tol, tile=tile)
-    outcomes = []
-    with _bar(talk) as begin:
-        for number, job in enumerate(jobs):
-            progress = begin(f"{number + 1}/{len(jobs)} {job.source.name}")
-            outcome = apply_to(job, restorer, noise, *compared, progress)
+    shown.weights = [0 if job.trouble else count_pixels(job.source) for job in jobs]
+    outcomes: list[Outcome] = []
+    try:
+        for index, job in enumerate(jobs):
+            outcome = apply_to(job, restorer, noise, *compared, shown.picture(index, job.source.name))
             outcomes.append(outcome)
             if talk and outcome.status == "restored":
-                say(_line(outcome))
+                shown.message(picture_line(outcome))
             if outcome.error is not None:
-                say(f"error: {outcome.error}")
+                shown.message(f"error: {outcome.error}")
+    except (KeyboardInterrupt, Interrupted):
+        shown.message(
+            f"interrupted: {len(outcomes)} of {len(jobs)} pictures are done, and the others untouched"
+        )
+        raise
     return outcomes
-
-
-@contextlib.contextmanager
-def _bar(talk: bool) -> Iterator[Any]:
-    """On a terminal, a progress bar over the tiles of each picture."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    from bltoolbox.config.printable import printable
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-    )
-    with Bar(*columns, console=console, transient=True, disable=not talk or not console.is_terminal) as bar:
-        task = bar.add_task("", total=1.0)
-
-        def begin(title: str) -> Progress:
-            bar.reset(task, total=1.0, description=printable(title))
-            return lambda done, total: bar.update(task, completed=done / total)
-
-        yield begin
-
-
-def _line(outcome: Outcome) -> str:
-    from bltoolbox.restoration.noise_level import show_noise
-
-    how = " (estimated)" if outcome.noise_estimated else ""
-    facts = [] if outcome.noise is None else [f"noise {show_noise(outcome.noise)}{how}"]
-    if (outcome.tiles or 1) > 1:
-        facts.append(f"{outcome.tiles} tiles overlapping by {outcome.overlap} pixels")
-    return ": ".join(
-        filter(None, (f"{outcome.input} → {outcome.output}", "; ".join([*facts, *outcome.notes])))
-    )
-
-
-def _print_table(outcomes: Sequence[Outcome], metrics: Sequence[ImageMetric]) -> None:
-    from bltoolbox.cli.display.tables import number, print_rows
-
-    heading = ["picture", "result", "size", "noise·255", "seconds"]
-    heading += [heading for metric in metrics for heading in (f"{metric.label} before", metric.label)]
-    rows = [heading]
-    for one in outcomes:
-        if one.status != "restored":
-            continue
-        row = [
-            one.input,
-            one.output,
-            f"{one.height}×{one.width}",
-            number(None if one.noise is None else 255 * one.noise, ".1f"),
-            number(one.seconds, ".1f"),
-        ]
-        for metric in metrics:
-            row += [metric.number(values[metric.name]) for values in (one.before, one.after)]
-        rows.append(row)
-    print_rows(rows, left=2)

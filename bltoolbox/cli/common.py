@@ -40,6 +40,10 @@ Plugins = Annotated[
 RunDirectories = Annotated[
     list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories or sweeps.")
 ]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="TEXT", help="The name of a run, in their order; repeatable."),
+]
 ProblemMetrics = Annotated[
     str | None,
     typer.Option(

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, RunDirectories, open_registry, print_json, say, show
+from bltoolbox.cli.common import (
+    Debug,
+    Json,
+    Labels,
+    Plugins,
+    RunDirectories,
+    open_registry,
+    print_json,
+    say,
+    show,
+)
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +59,7 @@ def compare_runs(
             help="Steps in the running mean of the loss; default 5 % of the run.",
         ),
     ] = None,
+    label: Labels = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing figures.")] = False,
     as_json: Json = False,
     plugin: Plugins = None,
@@ -68,12 +79,14 @@ def compare_runs(
     from bltoolbox.reports.compare.comparison import as_dict, compare
     from bltoolbox.reports.compare.figures import check_targets, draw_curves, save_figure
     from bltoolbox.runs.history import RunHistory, expand
+    from bltoolbox.runs.labels import given_labels
 
     sheet = out.with_name(f"{out.stem}-images{out.suffix}")
     costs = sorted(set(at or ()))
     check_targets([out, sheet] if costs else [out], force)
     paths, missing = expand(directories)
-    comparison = compare([RunHistory.read(path) for path in paths], level or (), smooth)
+    given = given_labels(label or (), paths)
+    comparison = compare([RunHistory.read(path) for path in paths], level or (), smooth, given)
     for note in [*missing, *comparison.notes]:
         say(f"note: {note}")
     if not any(run.steps or run.checks for run in comparison.runs):

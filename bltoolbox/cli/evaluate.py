@@ -126,7 +126,7 @@ def _solve(trained: Trained, overrides: list[str], metrics: str | None, registry
     from bltoolbox.restoration.metrics import pick_listed
     from bltoolbox.restoration.usable import find_misfit
 
-    recipe = recipe_from_dict(trained.recipe.to_dict(), overrides, registry)
+    recipe = recipe_from_dict(trained.recipe.to_dict(), overrides, registry, trained=True)
     name = trained.recipe.problem.name
     if recipe.problem.name != name:
         raise UsageError(f"the problem cannot be overridden: θ was trained for {name!r}")
@@ -167,7 +167,7 @@ def _restore(model: Model, overrides: list[str], names: str, registry: Registry)
     from bltoolbox.restoration.metrics import pick_listed
 
     metrics = pick_listed(names, metrics_of(model.problem))
-    recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry)
+    recipe = recipe_from_dict(model.recipe.to_dict(), overrides, registry, trained=True)
     if recipe.regularizer != model.recipe.regularizer:
         raise UsageError(
             f"the regularizer cannot be overridden: θ was trained for {model.recipe.regularizer.name!r}"

@@ -47,13 +47,18 @@ def models(
     if not cards:
         say("this installation contains no trained models; train one, e.g. blt run denoise")
         return
-    keys = ("task", "parameters", "noise", QUALITY.name)
-    rows = [["name", "task", "parameters", "σ", QUALITY.label]]
+    keys = ("task", "parameters", "noise", "levels", QUALITY.name)
+    rows = [["name", "task", "parameters", "trained σ", "usable σ", QUALITY.label]]
     rows += [[card.name, *(_shown(card.facts.get(key)) for key in keys)] for card in cards]
     print_rows(rows, left=2)
     for card in cards:
+        if card.facts.get("start"):
+            say(wrapped(f"start with {card.name} for {card.facts['start']}", 2, sys.stderr), lines=True)
+    for card in cards:
         if card.facts.get("summary"):
-            say(wrapped(f"{card.name}: {card.facts['summary']}", 2, sys.stderr), lines=True)
+            images = card.facts.get("images")
+            measured = f" {QUALITY.label} on {images}." if images else ""
+            say(wrapped(f"{card.name}: {card.facts['summary']}{measured}", 2, sys.stderr), lines=True)
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Plugins, RunDirectories, open_registry, say
+from bltoolbox.cli.common import Debug, Labels, Plugins, RunDirectories, open_registry, say
 from bltoolbox.config.names import REPORT_FILE
 
 REPORT = Path(REPORT_FILE)
@@ -26,6 +26,7 @@ def report(
     images: Annotated[
         int, typer.Option(metavar="N", min=0, max=16, help="Number of evaluation images per run.")
     ] = 4,
+    label: Labels = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
     plugin: Plugins = None,
     debug: Debug = False,
@@ -40,6 +41,7 @@ def report(
     """
     from bltoolbox.reports.html.build import write_report
 
-    for note in write_report(directories, out, force=force, images=images, registry=open_registry(plugin)):
+    registry, labels = open_registry(plugin), label or ()
+    for note in write_report(directories, out, force=force, images=images, registry=registry, labels=labels):
         say(f"note: {note}")
     say(f"{out} written")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,7 +16,9 @@ from bltoolbox.cli.completion import complete_grid
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
+    from bltoolbox.config.registry import Registry
     from bltoolbox.training.sweep.plan import Sweep
+    from bltoolbox.training.sweep.resources import Resources
 
 
 def register(app: typer.Typer) -> None:
@@ -37,8 +42,44 @@ def sweep(
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Number of runs at a time.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--jobs", "-j", metavar="N", min=1, help="Number of runs at a time; default 1, on Slurm all."
+        ),
+    ] = None,
+    search: Annotated[
+        int | None,
+        typer.Option(
+            "--search", metavar="N", min=1, help="Search N cells with Optuna; KEY=LOW..HIGH are ranges."
+        ),
+    ] = None,
+    on: Annotated[
+        Literal["here", "slurm"], typer.Option("--on", help="Run on this machine or as jobs of Slurm.")
+    ] = "here",
+    partition: Annotated[
+        str | None, typer.Option(metavar="P", help="With --on slurm: the partition.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="T", help="With --on slurm: minutes or H:MM:SS per job.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="With --on slurm: GPUs per cell.")
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With --on slurm: processors per cell.")
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slurm", metavar="KEY=VALUE", help="With --on slurm: another option of sbatch; repeatable."
+        ),
+    ] = None,
+    emit: Annotated[
+        bool, typer.Option("--emit", help="With --on slurm: write DIR/array.sh; submit nothing.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="With --on slurm: follow the jobs until they end.")
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check every cell and print its command; write nothing.")
     ] = False,
@@ -58,35 +99,164 @@ def sweep(
 
     Repeat the command to continue: finished cells are skipped, interrupted cells are resumed, and failed cells are
     restarted, with the old run kept in set-aside. The grid may have grown. blt compare DIR plots the runs.
+
+    --search N lets Optuna choose N cells instead: upper_optimizer.step=log:1e-4..1e-1 is a range on a logarithmic
+    scale, sampler.size=4..32 one of whole numbers, a,b,c are choices. The metric on the held-out images decides, and
+    cells that fall behind at a check are stopped.
+
+    --on slurm submits one job per cell. A job that reaches its time limit or is preempted writes a checkpoint, is
+    queued again and resumes. Ctrl-C leaves the jobs on the cluster; repeat the command to follow them.
     """
-    from bltoolbox.config.recipe import recipe_variants
-    from bltoolbox.training.sweep.grid import parse_grid, with_variants
-    from bltoolbox.training.sweep.plan import Sweep, fresh_sweep_directory, plan
+    from bltoolbox.cli.display.sweep import print_table
 
     sources, overrides = split_overrides(arguments)
     if len(sources) != 1:
         raise UsageError("blt sweep takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
-    grid = with_variants(parse_grid(overrides), recipe_variants(sources[0]))
+    resources = _resources(on, partition, time, gpus, cpus, slurm, jobs, emit or not wait)
     registry = open_registry(plugin)
-    planned = plan(sources[0], grid, registry)
-    whole = Sweep(out or fresh_sweep_directory(Path("runs"), planned.name), planned, registry)
+    if search is not None:
+        if on == "slurm":
+            raise UsageError("--search runs on this machine; on Slurm, give a grid of values")
+        whole, signal = _search(
+            sources[0], overrides, out, registry, search, jobs or 1, plugin, dry_run, quiet
+        )
+    else:
+        whole = _planned(sources[0], overrides, out, registry)
+        signal = None
     if dry_run:
         _print_plan(whole, sources[0], as_json)
         return
-    from bltoolbox.cli.display.sweep import Display, print_table
-    from bltoolbox.training.sweep.jobs import Jobs
-
-    with whole.opened(), Display(quiet) as display:
-        signal = Jobs(whole, jobs, plugin or (), display).run()
+    if emit and resources is not None:
+        _emit(whole, resources, plugin or ())
+        return
+    if search is None:
+        signal = _run(whole, jobs or 1, resources, plugin or (), quiet, wait)
     facts = _facts(whole)
     if as_json:
         print_json(facts)
-    else:
+    elif wait:
         print_table(facts)
     if signal is not None:
-        say(f"interrupted; to continue, repeat the command with -o {shlex.quote(str(whole.path))}")
+        place = "the jobs stay on the cluster; to follow them" if resources else "to continue"
+        say(f"interrupted; {place}, repeat the command with -o {shlex.quote(str(whole.path))}")
         raise typer.Exit(128 + signal)
-    raise typer.Exit(0 if all(cell["status"] == "finished" for cell in facts["cells"]) else 1)
+    complete = ("finished", "pruned") if wait else ("finished", "waiting", "running")
+    raise typer.Exit(0 if all(cell["status"] in complete for cell in facts["cells"]) else 1)
+
+
+def _resources(
+    on: str,
+    partition: str | None,
+    time: str | None,
+    gpus: int | None,
+    cpus: int | None,
+    slurm: list[str] | None,
+    jobs: int | None,
+    special: bool,
+) -> Resources | None:
+    """What a job asks for; None on this machine."""
+    from bltoolbox.training.sweep.resources import Resources, further_options, minutes_of
+
+    if on == "here":
+        if special or any(value is not None for value in (partition, time, gpus, cpus, slurm)):
+            raise UsageError(
+                "--partition, --time, --gpus, --cpus, --slurm, --emit and --no-wait are for --on slurm"
+            )
+        return None
+    minutes = None if time is None else minutes_of(time)
+    return Resources(partition, minutes, gpus or 0, cpus or 1, jobs, further_options(slurm or ()))
+
+
+def _planned(source: str, overrides: list[str], out: Path | None, registry: Registry) -> Sweep:
+    """The sweep over a grid."""
+    from bltoolbox.config.recipe import recipe_variants
+    from bltoolbox.training.sweep.grid import parse_grid, with_variants
+    from bltoolbox.training.sweep.plan import Sweep, fresh_sweep_directory, plan
+
+    grid = with_variants(parse_grid(overrides), recipe_variants(source))
+    planned = plan(source, grid, registry)
+    return Sweep(out or fresh_sweep_directory(Path("runs"), planned.name), planned, registry)
+
+
+def _run(
+    whole: Sweep,
+    jobs: int,
+    resources: Resources | None,
+    plugins: Sequence[Path],
+    quiet: bool,
+    wait: bool,
+) -> int | None:
+    """Run the cells of a grid, here or on a cluster; returns the number of a signal."""
+    from bltoolbox.cli.display.sweep import Display
+    from bltoolbox.training.sweep.jobs import Jobs
+
+    if resources is None:
+        with whole.opened(), Display(quiet) as display:
+            return Jobs(whole, jobs, plugins, display).run()
+    from bltoolbox.training.sweep.cluster import ClusterJobs, Queue
+
+    queue = Queue(whole.path / "slurm", resources, "slurm")
+    with whole.opened(), Display(quiet) as display:
+        cluster = ClusterJobs(whole, queue, plugins, display)
+        if names := cluster.submit():
+            display.say(f"on Slurm as job {', '.join(names)}; output in {whole.path / 'logs'}")
+        return cluster.follow() if wait else None
+
+
+def _search(
+    source: str,
+    overrides: list[str],
+    out: Path | None,
+    registry: Registry,
+    count: int,
+    jobs: int,
+    plugin: list[Path] | None,
+    dry_run: bool,
+    quiet: bool,
+) -> tuple[Sweep, int | None]:
+    """Search with Optuna; the sweep with its cells, and the number of a signal. A dry run has the corners as cells."""
+    from bltoolbox.cli.display.sweep import Display
+    from bltoolbox.config.recipe import recipe_variants
+    from bltoolbox.training.sweep.plan import Sweep, fresh_sweep_directory, plan
+    from bltoolbox.training.sweep.search import SearchJobs, Study, deciding_metric, recorded_cells
+    from bltoolbox.training.sweep.space import parse_space
+
+    space = parse_space(overrides, recipe_variants(source))
+    corners = plan(source, space.grid, registry, space.corners())
+    metric, seed = deciding_metric(source, space.corners()[0], registry)
+    path = out or fresh_sweep_directory(Path("runs"), corners.name)
+    if dry_run:
+        return Sweep(path, corners, registry), None
+    earlier = recorded_cells(path, space)
+    cells = plan(source, space.grid, registry, earlier).cells if earlier else []
+    whole = Sweep(path, replace(corners, cells=cells), registry)
+    with whole.opened(), Display(quiet) as display:
+        study = Study(whole, metric, seed)
+        return whole, SearchJobs(whole, jobs, plugin or (), display, study, space, count, metric).run()
+
+
+def _emit(sweep: Sweep, resources: Resources, plugins: Sequence[Path]) -> None:
+    """Write a script for sbatch that runs the cells without a result."""
+    from bltoolbox.config.names import SCRIPT_FILE
+    from bltoolbox.runs.files import write_text
+    from bltoolbox.training.sweep.jobs import start_arguments
+    from bltoolbox.training.sweep.resources import array_script
+
+    cells = [
+        (cell.path.absolute(), start_arguments(sweep, cell))
+        for cell in sweep.cells
+        if cell.state == "waiting"
+    ]
+    if not cells:
+        raise UsageError(f"all cells of {sweep.path} are finished or running")
+    with sweep.opened():
+        output = str(sweep.path.absolute() / "logs" / "slurm-%A_%a.log")
+        directives = resources.directives(sweep.plan.name, len(cells), output)
+        flags = [word for file in plugins for word in ("--plugin", str(file.absolute()))]
+        text = array_script(directives, cells, [sys.executable, "-m", "bltoolbox"], flags)
+        write_text(sweep.path / SCRIPT_FILE, text, within=sweep.path)
+    show(str(sweep.path / SCRIPT_FILE))
+    say(f"submit it with: sbatch {shlex.quote(str(sweep.path / SCRIPT_FILE))}")
 
 
 def _facts(sweep: Sweep) -> dict[str, Any]:

@@ -32,7 +32,11 @@ REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
 SWEEP_FILE = "sweep.json"
 #: The files of a sweep besides its cells.
-SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, "logs", "set-aside")
+#: The identifiers of its jobs on a cluster, a script that would submit them, and the trials of a search.
+JOBS_FILE = "jobs.json"
+SCRIPT_FILE = "array.sh"
+TRIALS_FILE = "trials.log"
+SWEEP_NAMES = (SWEEP_FILE, LOCK_FILE, JOBS_FILE, SCRIPT_FILE, TRIALS_FILE, "logs", "set-aside", "slurm")
 #: Files that every run writes, and files that only some runs write.
 FILES = (
     GIVEN_FILE,

@@ -29,6 +29,7 @@ from bltoolbox.config.sections import Budget, Certificates, Checkpoint, Validati
 from bltoolbox.config.shipped_recipes import find_recipe
 from bltoolbox.config.shown import Shown
 from bltoolbox.config.signatures import Traits, Type
+from bltoolbox.config.training_keys import TRAINING_KEYS, excuse
 from bltoolbox.config.validation import Checker, Issue
 from bltoolbox.config.yaml_text import Document, Spot, dump, parse
 from bltoolbox.errors import MissingError, Problem, RecipeError, UsageError
@@ -253,12 +254,16 @@ def recipe_from_dict(
     registry: Registry | None = None,
     *,
     data_given: bool = False,
+    trained: bool = False,
 ) -> Recipe:
-    """A recipe from plain data, as ``to_dict`` returns it; may contain blocks and settings objects."""
+    """A recipe from plain data, as ``to_dict`` returns it; may contain blocks and settings objects.
+
+    With ``trained`` it is that of a finished θ: what only training needs may be unknown here, and is kept as it is.
+    """
     document = Document({key: plain(value) for key, value in settings.items()}, Spot("<recipe>"))
     if data_given and "problem" not in document.data:
         document.data.setdefault("data", {"name": "python"})
-    return _resolve(document, overrides, registry, data_given=data_given, text="")
+    return _resolve(document, overrides, registry, data_given=data_given, trained=trained, text="")
 
 
 def with_data(
@@ -285,6 +290,7 @@ def _resolve(
     registry: Registry | None,
     *,
     data_given: bool = False,
+    trained: bool = False,
     **extra: Any,
 ) -> Recipe:
     """Apply overrides, check everything, and raise all problems together."""
@@ -324,7 +330,10 @@ def _resolve(
     for misfit in find_misfits(values, registry):
         # A default that does not fit has no position in the file; its partner has one.
         place = misfit.section if misfit.section in document.data else misfit.partner
-        issues.append(Issue((place,), f"{misfit.section}: {misfit.message}"))
+        if not trained or misfit.section not in TRAINING_KEYS:
+            issues.append(Issue((place,), f"{misfit.section}: {misfit.message}"))
+    if trained:
+        issues = excuse(issues, values, document.data)
     _raise(document, issues)
     recipe: Recipe = construct(Recipe, values, lambda block: block)
     return replace(recipe, document=document, **extra)

@@ -58,7 +58,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         os._exit(128 + number)
     _state.pending = number
     if _state.answers and first:
-        _write("interrupting: stopping at the next safe place; press Ctrl-C again to stop at once")
+        more = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        _write(f"interrupting: stopping at the next safe place{more}")
     if _state.allowed:
         _raise()
 

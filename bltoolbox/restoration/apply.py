@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import LUMA
 from bltoolbox.restoration.metrics import UNIT, ImageMetric
+from bltoolbox.restoration.noise_choice import correlation_note
 from bltoolbox.restoration.pictures.files import FORMATS, Picture, read_picture, write_picture
 from bltoolbox.restoration.pictures.images import ImageError
 from bltoolbox.restoration.pictures.jobs import Job, find_truth
@@ -66,6 +67,8 @@ def apply_to(
         return outcome
     started = time.perf_counter()
     try:
+        if progress:
+            progress(0.0, "reading")
         picture = read_picture(job.source)
         height, width = picture.colours.shape[:2]
         outcome.height, outcome.width, outcome.kind = height, width, picture.kind
@@ -74,6 +77,8 @@ def apply_to(
             raise BltError("the operator changes the size, so the transparency of the picture does not fit")
         outcome.height, outcome.width = colours.shape[:2]
         _note(outcome, picture, reports)
+        if progress:
+            progress(1.0, "writing")
         job.target.parent.mkdir(parents=True, exist_ok=True)
         outcome.notes += write_picture(job.target, replace(picture, colours=colours))
         if job.source.suffix.lower() not in FORMATS:
@@ -101,12 +106,17 @@ def _restored(
         restored, report = restorer.run(colours, noise, progress)
         return restored, [report]
     # Three inks are an image in three colours, and black is one in gray; so inks are never mixed.
-    inks, report = restorer.run(np.ascontiguousarray(colours[..., :3]), noise, progress)
+    inks, report = restorer.run(np.ascontiguousarray(colours[..., :3]), noise, _half(progress, 0))
     black = np.ascontiguousarray(colours[..., 3:])
     if black.min() == black.max() and inks.shape[:2] == black.shape[:2]:
         return np.concatenate([inks, black], axis=2), [report]
-    black, other = restorer.run(black, noise, progress)
+    black, other = restorer.run(black, noise, _half(progress, 1))
     return np.concatenate([inks, black], axis=2), [report, replace(other, notes=())]
+
+
+def _half(progress: Progress | None, number: int) -> Progress | None:
+    """The progress of one of two halves of the work."""
+    return None if progress is None else lambda part, phase: progress((number + part) / 2, phase)
 
 
 def _note(outcome: Outcome, picture: Picture, reports: Sequence[Report]) -> None:
@@ -116,6 +126,9 @@ def _note(outcome: Outcome, picture: Picture, reports: Sequence[Report]) -> None
     outcome.seam = max(report.seam for report in reports)
     outcome.iterations = sum(report.iterations for report in reports)
     outcome.notes += [*picture.notes, *(note for report in reports for note in report.notes)]
+    if picture.format == "JPEG" and reports[0].estimated and reports[0].noise is not None:
+        note = correlation_note(picture.colours, reports[0].noise)
+        outcome.notes += [] if note is None else [note]
 
 
 def _compare(
@@ -135,7 +148,7 @@ def _compare(
         return
     expected = _alike(other.colours, colours.shape[2])
     if expected.shape != colours.shape:
-        sizes = ["×".join(map(str, image.shape[:2])) for image in (expected, colours)]
+        sizes = ["×".join(map(str, image.shape[1::-1])) for image in (expected, colours)]
         outcome.error = f"{path} cannot be compared: it is {sizes[0]} and the result {sizes[1]}"
         return
     for metric in metrics:

@@ -344,7 +344,7 @@ def load_trained(source: Path | str, device: str = "auto", registry: Registry | 
         settings = dict(parse_json(metadata["recipe"], source))
     except (TypeError, ValueError) as error:
         raise BltError(f"{source}: its recipe is damaged, so it cannot be used") from error
-    recipe = recipe_from_dict(settings, registry=registry)
+    recipe = recipe_from_dict(settings, registry=registry, trained=True)
     if recipe.of_images:
         return Model.of_recipe(source, recipe, theta, metadata, device, registry)
     return load_other(source, recipe, theta, device, registry)
@@ -382,7 +382,8 @@ def replace_operator(model: Model, section: dict[str, Any], registry: Registry |
 
     registry = registry or load_registry()
     try:
-        recipe = recipe_from_dict(model.recipe.to_dict() | {"operator": section}, registry=registry)
+        settings = model.recipe.to_dict() | {"operator": section}
+        recipe = recipe_from_dict(settings, registry=registry, trained=True)
         return _with_operator(model, registry.build(recipe.operator), recipe)
     except RecipeError as error:
         raise UsageError("; ".join(problem.message for problem in error.problems)) from error

@@ -39,8 +39,9 @@ _NUMBER = r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
 
 
 def parse_noise(given: str | float | None) -> float | str | None:
-    """A standard deviation for images in [0, 1] from 25/255, 0.1 or 25 (of 255, as it is above 1); or auto."""
-    if given is None or given == "auto":
+    """A standard deviation for images in [0, 1] from 25/255, 0.1 or 25 (of 255, as it is above 1); auto and model stay
+    as they are."""
+    if given is None or given in ("auto", "model"):
         return given
     match = re.fullmatch(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER}))?\s*", str(given))
     # 1e999 is a number to the pattern and infinite to Python.
@@ -49,7 +50,9 @@ def parse_noise(given: str | float | None) -> float | str | None:
     if match and not match[2] and value > 1:
         value /= 255
     if not 0 < value <= 1:
-        raise UsageError(f"noise {given!s} is not a noise level; write e.g. 25/255, 0.1, 25 (of 255) or auto")
+        raise UsageError(
+            f"noise {given!s} is not a noise level; write e.g. 25/255, 0.1, 25 (of 255), auto or model"
+        )
     return value
 
 
@@ -81,6 +84,15 @@ def estimate_noise(image: NDArray[Any]) -> float:
     return max(FLOOR, overall)
 
 
+def coarse_noise(image: NDArray[Any]) -> float:
+    """The same at half the resolution, times 2: equal for noise that is independent from pixel to pixel, larger where
+    compression or resizing has smeared it, and for texture."""
+    top = float(np.iinfo(image.dtype).max) if image.dtype.kind == "u" else 1.0
+    height, width = (side // 2 * 2 for side in image.shape[:2])
+    corners = [image[i:height:2, j:width:2].astype(np.float32) for i in (0, 1) for j in (0, 1)]
+    return 2 * estimate_noise(np.sum(corners, axis=0) / (4 * top))
+
+
 def _channel(plane: NDArray[Any]) -> float:
     top = float(np.iinfo(plane.dtype).max) if plane.dtype.kind == "u" else 1.0
     blocks = [block.astype(np.float64) / top for block in _blocks(plane)]
@@ -88,7 +100,7 @@ def _channel(plane: NDArray[Any]) -> float:
     means = np.concatenate([_details(block, np.full(4, 0.25)).ravel() for block in blocks])
     if details.size < _FEWEST:
         height, width = plane.shape
-        raise ValueError(f"{height}×{width} pixels are too few to estimate the noise; give the noise level")
+        raise ValueError(f"{width}×{height} pixels are too few to estimate the noise; give the noise level")
     sigma = float(np.median(details)) / _MEDIAN
     for _ in range(2):
         # The mean of 16 pixels is independent of their detail, so this chooses places, not noise.

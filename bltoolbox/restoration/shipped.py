@@ -8,7 +8,13 @@ A card is Markdown for people. Its first lines, between two lines ``---``, are Y
     parameters: 1482
     noise: 25/255
     psnr: 28.9
+    levels: 5–50/255
+    images: 68 crops of other photographs
+    start: noisy colour photographs
     ---
+
+``noise`` is the level of training, ``levels`` are those where the model was measured, ``psnr`` is that on ``images``,
+and ``start`` says for what this model is the first to try.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from bltoolbox.runs.metric import UNDESCRIBED
 FOLDER = Path(__file__).parent / "weights"
 
 
+_FACTS = ("task", "parameters", "noise", "levels", "psnr", "images", "start", "summary")
 #: What cards give figures of.
 QUALITY = UNDESCRIBED
 
@@ -47,7 +54,7 @@ class Card:
         return "–" if value is None else str(value)
 
     def as_dict(self) -> dict[str, Any]:
-        facts = {key: self.facts.get(key) for key in ("task", "parameters", "noise", QUALITY.name, "summary")}
+        facts = {key: self.facts.get(key) for key in _FACTS}
         return {"name": self.name, "path": str(self.path)} | facts | self.facts
 
 

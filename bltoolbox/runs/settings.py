@@ -86,6 +86,8 @@ def shown(value: Any) -> str:
             return f"{value:g}"
         levels = f"{255 * value:.4g}"
         return f"{levels}/255" if float(levels) / 255 == value else f"{value:.4g}"
+    if isinstance(value, list | tuple) and any(isinstance(item, float) for item in value):
+        return f"[{', '.join(map(shown, value))}]"
     return value if isinstance(value, str) else dump_inline(value)
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from conftest import BLT
 from PIL import Image
 from toy_models import as_bytes, clean_picture, noisy_picture, toy_model
 
+from bltoolbox.config.block import Block
 from bltoolbox.restoration import shipped as shipped_models
 from bltoolbox.restoration.metrics import psnr, ssim
 from bltoolbox.restoration.model import Model
@@ -29,6 +31,9 @@ task: denoising
 parameters: 762
 noise: 25/255
 psnr: 28.9
+levels: 5–50/255
+images: four drawings
+start: toys
 ---
 # toy
 
@@ -82,10 +87,10 @@ def test_one_picture(blt_here: Call) -> None:
     source = save("a.png")
     done = blt_here("apply", "toy.safetensors", "a.png")
     assert done.code == 0
-    assert "a-restored.png" in done.out and "24×30" in done.out
+    assert "a-restored.png" in done.out and "30×24" in done.out
     assert "foe of 762 parameters, colour" in done.err
     model = Model.load("toy.safetensors", device="cpu")
-    np.testing.assert_array_equal(pixels_of("a-restored.png"), model.restore(pixels_of(source)))
+    np.testing.assert_array_equal(pixels_of("a-restored.png"), model.restore(pixels_of(source), "auto"))
 
 
 def test_folders_patterns_and_files(blt_here: Call) -> None:
@@ -230,6 +235,52 @@ def test_noise_levels_are_said(blt_here: Call) -> None:
     assert done.code == 1 and "too few to estimate the noise" in done.err
 
 
+def test_the_noise_is_estimated_unless_it_is_given(blt_here: Call) -> None:
+    save("a.png", 64, 64)
+    for how, expected, estimated in (((), 25, True), (("--noise", "model"), 25, False)):
+        done = blt_here("apply", "toy.safetensors", "a.png", *how, "--force", "--json")
+        (picture,) = json.loads(done.out)["pictures"]
+        assert picture["noise_estimated"] is estimated
+        assert picture["noise"] == pytest.approx(expected / 255, rel=0.2)
+        assert not any("the noise looks like" in note for note in picture["notes"])
+    done = blt_here("apply", "toy.safetensors", "a.png", "--noise", "10", "--force")
+    assert "warning: the noise looks like 2" in done.err and "but 10/255 is used" in done.err
+    # What is too small to tell is restored all the same.
+    save("dot.png", 4, 4)
+    done = blt_here("apply", "toy.safetensors", "dot.png")
+    assert done.code == 0 and "too few to estimate the noise; using the model's 25/255" in done.err
+
+
+def test_a_jpeg_file_with_noise_that_the_estimate_misses(blt_here: Call) -> None:
+    noisy = Image.fromarray(as_bytes(noisy_picture(96, 96, sigma=25 / 255)))
+    noisy.save("strong.jpg", quality=40)
+    noisy.save("white.png")
+    done = blt_here("apply", "toy.safetensors", "strong.jpg", "white.png", "--json")
+    compressed, white = json.loads(done.out)["pictures"]
+    assert any("may be correlated" in note for note in compressed["notes"])
+    assert not any("correlated" in note for note in white["notes"])
+
+
+def test_a_model_whose_training_components_are_missing(blt_here: Call, here: Path) -> None:
+    """Neither to restore pictures nor to load it and save it again: nothing of its recipe is lost."""
+    model = toy_model()
+    sections = {"sampler": "theirs", "upper_optimizer": "secret", "data": "private"}
+    blocks = {key: Block(key, name) for key, name in sections.items()}
+    replace(model, recipe=replace(model.recipe, **blocks)).save(here / "foreign.safetensors")
+    save("a.png")
+    assert blt_here("apply", "foreign.safetensors", "a.png").code == 0
+    loaded = Model.load(here / "foreign.safetensors", device="cpu")
+    loaded.save(here / "again.safetensors")
+    again = Model.load(here / "again.safetensors", device="cpu").recipe
+    assert (again.sampler.name, again.upper_optimizer.name, again.data.name) == (
+        "theirs",
+        "secret",
+        "private",
+    )
+    done = blt_here("evaluate", "foreign.safetensors", "regularizer=theirs")
+    assert done.code == 3 and "add --plugin FILE.py" in done.err
+
+
 def test_truth(blt_here: Call) -> None:
     save("in/a.png", 40, 50)
     save("in/b.jpg", 40, 50, channels=1)
@@ -246,7 +297,7 @@ def test_truth(blt_here: Call) -> None:
     assert colour["psnr"] > colour["psnr_before"] + 3 and gray["psnr"] > gray["psnr_before"] + 3
     assert any("averaged" in note for note in gray["notes"])
     done = blt_here("apply", "toy.safetensors", "in", "-o", "out", "--truth", "clean", "--force")
-    assert "PSNR before" in done.out and f"{colour['psnr']:.2f}" in done.out
+    assert f"{colour['psnr_before']:.2f} → {colour['psnr']:.2f}" in done.out
     done = blt_here("apply", "toy.safetensors", "in/a.png", "-o", "c.png", "--truth", "clean/a.png", "-q")
     assert done.code == 0 and done.err == "" and "SSIM" in done.out
 
@@ -257,7 +308,7 @@ def test_a_truth_that_does_not_fit_is_told(blt_here: Call) -> None:
     save("clean/a.png", 10, 10)
     done = blt_here("apply", "toy.safetensors", "in", "-o", "out", "--truth", "clean")
     assert done.code == 1
-    assert "it is 10×10 and the result 24×30" in done.err
+    assert "it is 10×10 and the result 30×24" in done.err
     assert "clean contains no picture named b" in done.err
     assert {path.name for path in Path("out").iterdir()} == {"a-restored.png", "b-restored.png"}
 
@@ -285,7 +336,7 @@ def test_tiles_of_a_large_picture(blt_here: Call) -> None:
     done = blt_here("apply", "toy.safetensors", "a.png", "--tile", "110", "--tol", "1e-5")
     assert done.code == 0 and "tiles overlapping by" in done.err
     model = Model.load("toy.safetensors", device="cpu")
-    whole = model.restore(pixels_of("a.png"), tol=1e-5).astype(int)
+    whole = model.restore(pixels_of("a.png"), "auto", tol=1e-5).astype(int)
     assert np.abs(pixels_of("a-restored.png").astype(int) - whole).max() <= 1
 
 
@@ -418,11 +469,12 @@ def test_models_are_listed(shipped: Path, blt_here: Call) -> None:
     assert done.code == 0
     lines = [line.split() for line in done.out.splitlines()]
     assert lines == [
-        ["name", "task", "parameters", "σ", "PSNR"],
-        ["bare", "–", "–", "–", "–"],
-        ["toy", "denoising", "762", "25/255", "28.9"],
+        ["name", "task", "parameters", "trained", "σ", "usable", "σ", "PSNR"],
+        ["bare", "–", "–", "–", "–", "–"],
+        ["toy", "denoising", "762", "25/255", "5–50/255", "28.9"],
     ]
-    assert "toy: A toy." in done.err
+    assert "start with toy for toys" in done.err
+    assert "toy: A toy. PSNR on four drawings." in done.err
     bare, toy = json.loads(blt_here("models", "--json").out)
     assert bare["name"] == "bare" and bare["task"] is None
     assert toy["parameters"] == 762 and toy["psnr"] == 28.9 and Path(toy["path"]).is_file()
@@ -456,6 +508,6 @@ def test_no_model_at_all(shipped: Path, blt_here: Call) -> None:
 def test_the_cards_of_the_models_that_are_shipped() -> None:
     for name in shipped_models.shipped_models():
         card = shipped_models.read_card(name)
-        assert {"summary", "task", "parameters", "noise", "psnr"} <= set(card.facts), name
+        assert {"summary", "task", "parameters", "noise", "psnr", "levels", "images"} <= set(card.facts), name
         assert card.text.startswith("#"), name
         assert Model.load(name, device="cpu").size == card.facts["parameters"], name

@@ -17,6 +17,7 @@ from blt_builtins.operators.blur import Blur
 from blt_builtins.operators.identity import Identity
 from bltoolbox.bilevel.records import Rows, Theta
 from bltoolbox.errors import BltError, UsageError
+from bltoolbox.restoration import cuts
 from bltoolbox.restoration import overlap as influence
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.metrics import psnr
@@ -82,13 +83,40 @@ def test_a_seam_is_healed_or_told(colour: Model) -> None:
     healed, told = Restorer(colour, tile=90), Restorer(colour, tile=90)
     enough = healed.large_overlap
     healed.overlap = told.overlap = told.large_overlap = 1
-    seen: list[tuple[int, int]] = []
-    _, report = healed.run(noisy, progress=lambda done, tiles: seen.append((done, tiles)))
+    parts: list[float] = []
+    _, report = healed.run(noisy, progress=lambda part, phase: parts.append(part))
     assert report.overlap == enough > 1 and report.seam < 0.5 / 255 and not report.notes
-    assert seen[-1] == (report.tiles, report.tiles)
+    assert parts[-1] == 1 and all(0 <= part <= 1 for part in parts)
     _, report = told.run(noisy)
     assert report.overlap == 1 and report.seam > 0.5 / 255
-    assert "neighbouring tiles differ" in report.notes[0]
+    assert "there is a jump of up to" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "overlap"), [(150, 170, 12), (64, 200, 5), (199, 61, 1), (90, 90, 40)]
+)
+def test_tiles_are_put_together_as_they_were_cut(height: int, width: int, overlap: int) -> None:
+    """Parts of one picture give the picture, whatever their overlap; tiles that differ meet without a jump."""
+    image = np.random.default_rng(0).random((height, width, 2)).astype(np.float32)
+    parts = list(cuts.tiles(height, width, 50, overlap, 30))
+    fade = cuts.fade_length(parts, overlap)
+    for change in (0.0, 0.1):
+        out = np.full_like(image, np.nan)
+
+        def write(first: int, rows: np.ndarray, out: np.ndarray = out) -> None:
+            out[first : first + len(rows)] = rows
+
+        canvas, seams = cuts.Canvas(height, width, 2, fade, write), cuts.Seams(width, 2, fade)
+        for number, tile in enumerate(parts):
+            seen = image[tile.rows, tile.columns] + np.float32(change * (number % 2))
+            seams.compare(tile, seen)
+            canvas.add(tile, seen)
+        canvas.finish()
+        offset = out - image
+        assert len(parts) > 1 and offset.min() > -1e-6 and offset.max() < change + 1e-6
+        jumps = [float(np.abs(np.diff(offset, axis=axis)).max()) for axis in (0, 1)]
+        assert max(jumps) <= change / max(1, 2 * fade) + 1e-6
+        assert seams.largest == pytest.approx(change / max(1, 2 * fade), abs=1e-6)
 
 
 def test_the_overlap_grows_with_the_reach() -> None:

@@ -25,6 +25,7 @@ _STYLES = {
     State.INTERRUPTED: "yellow",
     State.KILLED: "red",
     State.FAILED: "red",
+    State.PRUNED: "dim",
 }
 #: Seconds between two readings of the logs.
 _PAUSE = 0.5
@@ -70,7 +71,7 @@ class Display:
                 self.shown_at = time.monotonic()
         elif not self.quiet:
             for cell in cells:
-                if cell.state is not self.known[cell.name]:
+                if cell.state is not self.known.get(cell.name, State.WAITING):
                     say(f"{cell.name}: {cell.state}" + (f": {cell.reason}" if cell.reason else ""))
         self.known = states
 
@@ -103,7 +104,10 @@ class Display:
 
 def _important(cells: Sequence[Planned]) -> list[Planned]:
     """If not all lines fit: running cells first, then failed, finished and waiting ones."""
-    order = [State.RUNNING, State.FAILED, State.KILLED, State.INTERRUPTED, State.FINISHED, State.WAITING]
+    order = [
+        *(State.RUNNING, State.FAILED, State.KILLED, State.INTERRUPTED),
+        *(State.FINISHED, State.PRUNED, State.WAITING),
+    ]
     return sorted(cells, key=lambda cell: order.index(cell.state))
 
 
@@ -129,7 +133,7 @@ def print_table(facts: Mapping[str, Any]) -> None:
         )
     print_rows(rows, left=2)
     for cell in cells:
-        if cell["status"] not in ("finished", "waiting"):
+        if cell["status"] not in ("finished", "waiting", "pruned"):
             log = f" ({cell['log']})" if cell["log"] else ""
             say(f"{cell['name']} {cell['status']}: {cell['reason'] or cell['status']}{log}")
     say(

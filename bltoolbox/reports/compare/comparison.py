@@ -11,9 +11,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from bltoolbox.runs.history import IMAGES, Images, RunHistory
+from bltoolbox.runs.labels import short_labels
 from bltoolbox.runs.metric import Metric, most_common
 from bltoolbox.runs.settings import IRRELEVANT, labels, shown
 
@@ -96,9 +98,13 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[RunHistory], levels: Sequence[float] = (), smooth: int | None = None
+    runs: Sequence[RunHistory],
+    levels: Sequence[float] = (),
+    smooth: int | None = None,
+    given: Mapping[Path, str] | None = None,
 ) -> Comparison:
-    """Group runs and choose what to compare; ``levels`` are values of the metric, by default chosen from the runs."""
+    """Group runs and choose what to compare; ``levels`` are values of the metric, by default chosen from the runs, and
+    ``given`` are labels by directory."""
     notes = [f"{run.path}: {note}" for run in runs for note in run.notes]
     notes += [
         f"{run.path}: the run is not finished ({run.status}); it is shown as far as it got"
@@ -112,7 +118,7 @@ def compare(
             label = metric.label
             notes.append(f"{run.path}: no check has a {IMAGES[images]} {label}, so it has no {label} curve")
     chosen = sorted(levels) or default_levels(runs, images, metric)
-    return Comparison(_groups(runs), images, metric, chosen, smooth, notes)
+    return Comparison(_groups(runs, given or {}), images, metric, chosen, smooth, notes)
 
 
 def _images(runs: Sequence[RunHistory], metric: Metric) -> Images:
@@ -125,7 +131,7 @@ def _images(runs: Sequence[RunHistory], metric: Metric) -> Images:
     return "evaluation" if any(run.has("evaluation", metric) for run in checked) else "validation"
 
 
-def _groups(runs: Sequence[RunHistory]) -> list[Group]:
+def _groups(runs: Sequence[RunHistory], given: Mapping[Path, str]) -> list[Group]:
     found: dict[str, list[RunHistory]] = {}
     for run in runs:
         rest = _essence(run.recipe)
@@ -134,9 +140,10 @@ def _groups(runs: Sequence[RunHistory]) -> list[Group]:
     members = [sorted(group, key=lambda run: (str(type(run.seed)), run.seed)) for group in found.values()]
     known = [_essence(group[0].recipe) for group in members]
     names = labels([recipe for recipe in known if recipe])
-    found_names = iter(names)
+    places = [group[0].path for recipe, group in zip(known, members, strict=True) if recipe]
+    settings = iter(short_labels(names, places))
     return [
-        Group((next(found_names) if recipe else "") or _plain_name(group), group)
+        Group(given.get(group[0].path) or (next(settings) if recipe else "") or _plain_name(group), group)
         for recipe, group in zip(known, members, strict=True)
     ]
 

@@ -10,6 +10,7 @@ from bltoolbox.config.names import REPORT_FILE, refuse_unusable_name
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.runs.files import write_text
 from bltoolbox.runs.history import RunHistory, expand
+from bltoolbox.runs.labels import given_labels
 
 if TYPE_CHECKING:
     from bltoolbox.config.registry import Registry
@@ -27,6 +28,7 @@ def write_report(
     force: bool = False,
     images: int = IMAGES,
     registry: Registry | None = None,
+    labels: Sequence[str] = (),
 ) -> list[str]:
     """Write the page about some runs or sweeps to ``out``; returns notes for its readers."""
     from bltoolbox.reports.html.facts import gather
@@ -39,7 +41,7 @@ def write_report(
     paths, missing = expand(directories)
     if not paths:
         raise UsageError("nothing to report: none of the runs has been started")
-    runs = gather([RunHistory.read(path) for path in paths])
+    runs = gather([RunHistory.read(path) for path in paths], given_labels(labels, paths))
     if len(runs) > _MAX_RUNS:
         missing.append(f"images and filters are shown for at most {_MAX_RUNS} runs; there are {len(runs)}")
         pictures = [Pictures() for _ in runs]

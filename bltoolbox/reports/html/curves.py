@@ -10,6 +10,7 @@ from bltoolbox.config.names import METRICS_LOG
 from bltoolbox.runs.history import IMAGES, RunHistory
 from bltoolbox.runs.logs import by_step, number, read_lines
 from bltoolbox.runs.metric import Metric
+from bltoolbox.runs.settings import shown
 
 #: Most points of a curve; a longer run is thinned out evenly.
 POINTS = 2000
@@ -155,6 +156,25 @@ def curves(run: RunHistory, metric: Metric) -> dict[str, Any]:
         "steps": _columns(placed, [line for line in lines if not line.checked]),
         "checks": _columns([(entry, {}) for entry in checks], [line for line in lines if line.checked]),
     }
+
+
+def constants(runs: Sequence[dict[str, Any]], metric: Metric) -> dict[str, list[tuple[str, str]]]:
+    """The charts in which nothing varies, neither in a run nor between runs: name and value of each of their lines."""
+    constant: dict[str, list[tuple[str, str]]] = {}
+    for chart in CHARTS:
+        values = {
+            line: {value for run in runs for value in run["steps"].get(line.key, ()) if value is not None}
+            for line in chart.lines
+        }
+        present = {line: next(iter(found)) for line, found in values.items() if len(found) == 1}
+        steps = max((len(run["steps"]["step"]) for run in runs), default=0)
+        if steps > 1 and present and all(len(found) < 2 for found in values.values()):
+            several = len(chart.lines) > 1
+            constant[chart.key] = [
+                (f"{chart.title}, {line.label}" if several else chart.title, shown(float(value)))
+                for line, value in present.items()
+            ]
+    return constant
 
 
 def _columns(rows: Sequence[tuple[Record, Record]], lines: Iterable[Line]) -> dict[str, Column]:

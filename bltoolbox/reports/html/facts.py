@@ -15,6 +15,7 @@ from bltoolbox.config.validation import in_short
 from bltoolbox.config.yaml_text import dump_inline
 from bltoolbox.reports.compare.comparison import running_mean, span
 from bltoolbox.runs.history import RunHistory
+from bltoolbox.runs.labels import short_labels
 from bltoolbox.runs.logs import log_end, log_start, number, read_environment, read_source, read_tail
 from bltoolbox.runs.metric import Metric
 from bltoolbox.runs.settings import differing, flatten, labels, shown
@@ -64,6 +65,8 @@ _SECTIONS = (
     "device",
 )
 _TAIL = 12
+#: A number with more digits than a person writes.
+_LONG_NUMBER = re.compile(r"(?<![\w.])0\.[0-9]{10,20}(?![\w.])")
 _SURROUNDINGS = {
     "bltoolbox": "bltoolbox",
     "torch": "torch",
@@ -184,7 +187,8 @@ class RunFacts:
         return [(key, _line(in_short(key, value))) for key, value in entries]
 
     def resolved(self) -> str:
-        return read_source(self.run.path / RECIPE_FILE)
+        """The recipe with all defaults; noise levels as a person writes them, 25/255."""
+        return _LONG_NUMBER.sub(_fraction, read_source(self.run.path / RECIPE_FILE))
 
     def given(self) -> str:
         return read_source(self.run.path / GIVEN_FILE)
@@ -222,12 +226,14 @@ class RunFacts:
         return notes
 
 
-def gather(runs: Sequence[RunHistory]) -> list[RunFacts]:
-    """Runs with distinct labels."""
-    told = iter(_short([run.recipe for run in runs if run.recipe]))
+def gather(runs: Sequence[RunHistory], given: Mapping[Path, str] | None = None) -> list[RunFacts]:
+    """Runs with distinct labels, those of ``given`` by their directories."""
+    known = [run for run in runs if run.recipe]
+    told = iter(short_labels(_short([run.recipe for run in known]), [run.path for run in known]))
     facts: list[RunFacts] = []
     for run in runs:
         label = next(told) if run.recipe else ""
+        label = (given or {}).get(run.path, label)
         facts.append(
             RunFacts(run, label or run.path.resolve().name, _name(run), _summary(run.path / GIVEN_FILE))
         )
@@ -286,6 +292,11 @@ def _line(value: Any) -> str:
     return (
         value if isinstance(value, str) else shown(value) if isinstance(value, float) else dump_inline(value)
     )
+
+
+def _fraction(match: re.Match[str]) -> str:
+    text = shown(float(match[0]))
+    return text if text.endswith("/255") else match[0]
 
 
 def _cut(text: str, length: int = 200) -> str:

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from jinja2 import Environment, StrictUndefined
 
 import bltoolbox
 from bltoolbox.config.problem_keys import task_noun
-from bltoolbox.reports.html.curves import charts, curves
+from bltoolbox.reports.html.curves import charts, constants, curves
 from bltoolbox.reports.html.facts import RunFacts, differences
 from bltoolbox.reports.html.pictures import Learned, Pictures, data_uri
-from bltoolbox.reports.html.tables import columns, ladder, ledger
+from bltoolbox.reports.html.tables import columns, ladder, ledger, measured
 from bltoolbox.runs.files import finite
 from bltoolbox.runs.metric import most_common
 
@@ -47,13 +47,17 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
     for facts, seen in zip(runs, pictures, strict=True):
         prefix = f"{facts.label}: " if several else ""
         all_notes += [prefix + note for note in [*facts.notes(), *seen.notes]]
+    metric = most_common([facts.metric for facts in runs])
+    drawn = [curves(facts.run, metric) for facts in runs]
+    constant = constants(drawn, metric)
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(_read("page.html")).render(
         policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'",
         style=style,
         script=script,
-        data=_json(_payload(runs, pictures)),
+        data=_json(_payload(runs, pictures, drawn, constant)),
+        constants=[entry for entries in constant.values() for entry in entries],
         heading=f"{len(runs)} runs of {_names(runs)}" if several else runs[0].name,
         footer=f"bltoolbox {bltoolbox.__version__} · {time.strftime('%Y-%m-%d %H:%M')}",
         runs=runs,
@@ -70,8 +74,13 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
     )
 
 
-def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str, Any]:
-    """The data that the scripts draw: curves, images and filters; each picture once."""
+def _payload(
+    runs: Sequence[RunFacts],
+    pictures: Sequence[Pictures],
+    drawn: Sequence[dict[str, Any]],
+    constant: Collection[str],
+) -> dict[str, Any]:
+    """The data that the scripts draw: curves that vary, images and filters; each picture once."""
     assets: dict[str, str] = {}
     metric = most_common([facts.metric for facts in runs])
 
@@ -90,7 +99,7 @@ def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str
                     {
                         "key": variant.key,
                         "name": variant.name,
-                        "value": variant.values.get(metric.name),
+                        "values": dict(variant.values),
                         "asset": asset(variant.png),
                     }
                     for variant in scene.variants
@@ -117,12 +126,15 @@ def _payload(runs: Sequence[RunFacts], pictures: Sequence[Pictures]) -> dict[str
 
     return {
         "metric": metric.as_dict(),
-        "charts": charts(metric, task_noun(runs[0].run.recipe)),
+        "metrics": [entry.as_dict() for entry in measured(runs)],
+        "charts": [
+            chart for chart in charts(metric, task_noun(runs[0].run.recipe)) if chart["key"] not in constant
+        ],
         "runs": [
             {
                 "label": facts.label,
                 "colour": number % COLOURS,
-                "curves": curves(facts.run, metric),
+                "curves": drawn[number],
                 "scenes": scenes(seen),
                 "learned": learned(seen.learned),
             }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from PIL import Image
 
 from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import UsageError
@@ -123,3 +127,12 @@ def find_truth(source: Path, truth: Path) -> Path | None:
         return same
     alike = sorted(path for path in truth.iterdir() if path.stem == source.stem and is_picture(path))
     return alike[0] if alike else None
+
+
+def count_pixels(path: Path) -> int:
+    """Of a picture, from the first bytes of its file; 0 if they cannot be read, which is reported later."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(path) as image:
+            return image.width * image.height
+    return 0

@@ -59,7 +59,7 @@ class Grid:
             all_settings = dict(zip(self.values, values, strict=True))
             settings = {key: all_settings[key] for key in varying}
             parts = [f"{labels[key]}={readable(value)}" for key, value in settings.items()]
-            name = free_name(_cut(",".join(parts) or "run"), taken)
+            name = free_name(shortened(",".join(parts) or "run"), taken)
             taken.add(name.casefold())
             cells.append(Cell(name, settings, [f"{key}={value}" for key, value in all_settings.items()]))
         return cells
@@ -167,7 +167,8 @@ def _words(data: Any) -> Iterator[str]:
         yield shown(data)
 
 
-def _cut(name: str) -> str:
+def shortened(name: str) -> str:
+    """A name that file systems accept; a checksum keeps long ones apart."""
     if len(name) <= MAX_NAME:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]

@@ -77,18 +77,23 @@ class Jobs:
         for job in self.running:
             self.watcher.say(f"{job.planned.name}: still running in another process; waiting for it")
         with collected() as self.signals:
+            self._refill()
             while self.running or (self.waiting and not self.signals):
                 while self.waiting and len(self.running) < self.count and not self.signals:
                     self._start(self.waiting.pop(0))
                 for job in [job for job in self.running if job.ended()]:
                     self.running.remove(job)
                     self._end(job)
+                self._refill()
                 self._pass_on()
                 if self.signals:  # a process of another sweep cannot be interrupted
                     self.running = [job for job in self.running if job.process is not None]
                 self.watcher.show(self.sweep.cells)
                 time.sleep(_PAUSE)
         return self.signals[0] if self.signals else None
+
+    def _refill(self) -> None:
+        """Look at the runs and add cells, where the next ones depend on the results; a grid has them all."""
 
     def _start(self, planned: Planned) -> None:
         resumed = self.sweep.resumable(planned)
@@ -97,8 +102,7 @@ class Jobs:
         else:
             if kept := self.sweep.set_aside(planned):
                 self.watcher.say(f"{planned.name}: restarted; the old run is kept in {kept}")
-            arguments = ["run", str(self.sweep.recipe_file.absolute()), *planned.cell.overrides]
-            arguments += ["--out", str(planned.path.absolute())]
+            arguments = start_arguments(self.sweep, planned)
         command = [sys.executable, "-m", "bltoolbox", *arguments, "--verbose", *self.plugins]
         with append_to(planned.log, within=self.sweep.path) as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  $ blt {shlex.join(command[3:])}\n".encode())
@@ -124,22 +128,7 @@ class Jobs:
 
     def _end(self, job: _Job) -> None:
         planned = job.planned
-        code = None if job.process is None else job.process.returncode
-        finished = is_run(planned.path) and RunHistory.read(planned.path).finished
-        status = str((read_status(planned.path) or {}).get("status", ""))
-        if finished:
-            planned.state = State.FINISHED
-        elif status.startswith("failed") or not (
-            self.signals or code is None or code < 0 or code in (130, 143)
-        ):
-            planned.state, planned.code = State.FAILED, 1 if status.startswith("failed") else code
-            planned.reason = (
-                status.removeprefix("failed: ") if status.startswith("failed") else last_line_of(planned.log)
-            )
-        elif code is not None and code < 0 and not self.signals:
-            planned.state, planned.reason = State.KILLED, f"killed by {signal.Signals(-code).name}"
-        else:
-            planned.state, planned.reason = State.INTERRUPTED, "interrupted"
+        note_end(planned, None if job.process is None else job.process.returncode, bool(self.signals))
         self.sweep.save()
 
     def _pass_on(self) -> None:
@@ -157,6 +146,33 @@ class Jobs:
             self.passed = 2
             for process in ours:
                 process.kill()
+
+
+def start_arguments(sweep: Sweep, planned: Planned) -> list[str]:
+    """The arguments of ``blt`` that start a cell from its beginning."""
+    recipe, path = str(sweep.recipe_file.absolute()), str(planned.path.absolute())
+    return ["run", recipe, *planned.cell.overrides, "--out", path]
+
+
+def note_end(planned: Planned, code: int | None, interrupted: bool) -> None:
+    """Record how a cell has ended, from its directory and its exit code, which is None if it is unknown."""
+    there = is_run(planned.path)
+    finished = there and RunHistory.read(planned.path).finished
+    status = str((read_status(planned.path) or {}).get("status", ""))
+    vanished = code is None and not there and not interrupted and planned.log.exists()
+    if finished:
+        planned.state = State.FINISHED
+    elif status.startswith("failed") or not (
+        interrupted or (code is None and not vanished) or (code or 0) < 0 or code in (130, 143)
+    ):
+        planned.state, planned.code = State.FAILED, 1 if status.startswith("failed") else code or 1
+        planned.reason = (
+            status.removeprefix("failed: ") if status.startswith("failed") else last_line_of(planned.log)
+        )
+    elif code is not None and code < 0 and not interrupted:
+        planned.state, planned.reason = State.KILLED, f"killed by {signal.Signals(-code).name}"
+    else:
+        planned.state, planned.reason = State.INTERRUPTED, "interrupted"
 
 
 def last_line_of(log: Path) -> str:

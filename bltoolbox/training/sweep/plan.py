@@ -42,6 +42,8 @@ class State(StrEnum):
     INTERRUPTED = "interrupted"
     KILLED = "killed"
     FAILED = "failed"
+    #: Stopped by a search, because others were better at the same check.
+    PRUNED = "pruned"
 
 
 @dataclass
@@ -93,8 +95,8 @@ class Plan:
     cells: list[Planned]
 
 
-def plan(source: str, grid: Grid, registry: Registry) -> Plan:
-    """Load and assemble every cell; reports all problems at once and writes nothing."""
+def plan(source: str, grid: Grid, registry: Registry, cells: Sequence[Cell] | None = None) -> Plan:
+    """Load and assemble every cell, by default those of the grid; reports all problems at once and writes nothing."""
     from bltoolbox.config.recipe import load_recipe
 
     planned: list[Planned] = []
@@ -102,7 +104,7 @@ def plan(source: str, grid: Grid, registry: Registry) -> Plan:
     wrong: dict[str, list[str]] = {}
     codes: list[int] = []
     recipe: Recipe | None = None
-    cells = grid.cells()
+    cells = grid.cells() if cells is None else cells
     for cell in cells:
         try:
             recipe = load_recipe(source, cell.overrides, registry)
@@ -207,6 +209,15 @@ class Sweep:
             "cells": cells,
         }
         write_json(self.path / SWEEP_FILE, content, within=self.path)
+
+    def add(self, planned: Planned) -> None:
+        """One more cell, whose name is made unique."""
+        taken = {other.name.casefold() for other in self.cells}
+        planned.cell = replace(planned.cell, name=free_name(planned.name, taken))
+        planned.path = self.path / planned.name
+        planned.log = self.path / "logs" / f"{planned.name}.log"
+        self.cells.append(planned)
+        self.save()
 
     def resumable(self, planned: Planned) -> bool:
         """Whether a cell can be resumed; a failed one would fail again at the same place."""

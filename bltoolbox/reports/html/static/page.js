@@ -127,7 +127,7 @@
     const list = scenes();
     if (!list.length) return null;
     byId("images").hidden = false;
-    return new Viewer(byId("viewer"), list, data.metric);
+    return new Viewer(byId("viewer"), list, data.metrics);
   }
 
   function learned() {

@@ -1,10 +1,12 @@
 /* Two states of an image with a divider between them, moved by mouse, finger or arrow keys; zoom and pan. */
 
 class Viewer {
-  /** scenes: [{label, width, height, variants: [{key, name, value, uri}]}], metric: {label, unit, digits} */
-  constructor(parent, scenes, metric) {
+  /** scenes: [{label, width, height, variants: [{key, name, values, uri}]}], metrics: [{name, label, unit, digits}] */
+  constructor(parent, scenes, metrics) {
     this.scenes = scenes;
-    this.metric = metric;
+    this.metrics = metrics;
+    this.metric = metrics[0];
+    for (const variant of scenes.flatMap((scene) => scene.variants)) variant.value = variant.values[this.metric.name] ?? null;
     this.place = 50;
     this.scale = 1;
     this.offset = [0, 0];
@@ -83,12 +85,23 @@ class Viewer {
       this.tags[side].textContent = variant.name + (variant.value === null ? "" : ` ${this.shown(variant)}`);
     });
     this.table.replaceChildren();
-    html("caption", {}, this.table, `${this.metric.label} of ${scene.label}` + (this.metric.unit ? ` in ${this.metric.unit}` : ""));
+    const scored = scene.variants.filter((one) => one.value !== null);
+    const measured = this.metrics.filter((metric) => scored.some((one) => metric.name in one.values));
+    const title = (metric) => metric.label + (metric.unit ? ` in ${metric.unit}` : "");
+    html("caption", {}, this.table, `${measured.map(title).join(", ")} of ${scene.label}`);
+    if (measured.length > 1) {
+      const head = html("tr", {}, html("thead", {}, this.table));
+      html("td", {}, head);
+      for (const metric of measured) html("th", { scope: "col", class: "number" }, head, metric.label);
+    }
     const body = html("tbody", {}, this.table);
-    for (const variant of scene.variants.filter((one) => one.value !== null)) {
+    for (const variant of scored) {
       const row = html("tr", { class: this.chosen.includes(variant.id) ? "on" : "" }, body);
       html("th", { scope: "row" }, row, variant.name);
-      html("td", { class: "number" }, row, variant.value.toFixed(this.metric.digits));
+      for (const metric of measured) {
+        const value = variant.values[metric.name];
+        html("td", { class: "number" }, row, value === undefined || value === null ? "–" : value.toFixed(metric.digits));
+      }
     }
     this.update();
   }
