@@ -20,6 +20,7 @@ from torch import Tensor
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
 from bltoolbox.bilevel.roles import LowerSolver, Problem, Sampler, UpperOptimizer
 from bltoolbox.bilevel.tasks import Tasks
@@ -120,6 +121,16 @@ class Experiment:
 
         With the ``content`` of a checkpoint (and the log ``history`` up to it) the run continues from there.
         """
+        with computing(self.train.device, self.recipe.tf32, run=True):
+            return self._run(listeners, keeper, content, history)
+
+    def _run(
+        self,
+        listeners: Iterable[Listener],
+        keeper: Keeper | None,
+        content: Mapping[str, Any] | None,
+        history: Sequence[dict[str, Any]],
+    ) -> RunResult:
         run = _Run(self, [*listeners, *self.loggers], keeper)
         if content is not None:
             with refusing_misfits("the checkpoint"):
