@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 #: The accuracy of 16 bits and floats, as a part of σ and at most: a fortieth of a step of 8 bits.
 _FINE, _FINEST = 1e-3, 1e-4
-#: The accuracy of 8 bits, as a part of σ, and at most: the error of rounding. With 0.01σ, one of 14 pictures was 0.013 dB
-#: away from the exact minimiser.
+#: The accuracy of 8 bits, as a part of σ, and at most: the error of rounding. With 0.01σ, one of 14 pictures was 0.013
+#: dB away from the exact minimiser.
 _COARSE, _ROUNDING = 5e-3, 1e-3
 #: Nothing more accurate is asked for by default, since float32 would hardly reach it.
 _LEAST = 2e-5
