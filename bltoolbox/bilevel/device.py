@@ -1,4 +1,4 @@
-"""Where to compute, and how exactly a device may round."""
+"""Where to compute."""
 
 from __future__ import annotations
 
@@ -41,13 +41,3 @@ def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
             + (", and each rank needs one of its own" if ranks.size > 1 else "")
         )
     return device
-
-
-def set_precision(tf32: bool) -> None:
-    """Set the precision of float32 on CUDA, independent of the defaults of torch."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)
-    if convolutions is None:  # before torch 2.9
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        return
-    for owner in (torch.backends.cuda.matmul, convolutions):
-        owner.fp32_precision = "tf32" if tf32 else "ieee"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
@@ -79,6 +79,7 @@ class Differentiator:
             if isinstance(error, NumericalError):
                 raise NumericalError(f"samples {named(chunk.samples)}: {error}") from error
             raise
+        estimate = replace(estimate, iterations=estimate.iterations.cpu())
         oracle.counter.part(estimate.blocks).linear_iterations += int(estimate.iterations.sum())
         oracle.slowest.add(chunk.positions, estimate.iterations.tolist(), linear=True, blocks=estimate.blocks)
         counted.finish(estimate, solution)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.preconditioner import Preconditioner, Preconditioning, unavailable
 from bltoolbox.bilevel.tensors import beside, dot, expand, look_every, norm, take
 from bltoolbox.errors import NumericalError
@@ -56,7 +57,13 @@ def solve_linear(
     The last two are on the host, and so is all bookkeeping: the host looks at numbers of the device every few
     iterations, in one copy.
     """
-    tol = tol.to(rhs.dtype)
+    with computing(rhs.device):
+        return _solve_linear(method, system, rhs, start, tol.to(rhs.dtype), limit)
+
+
+def _solve_linear(
+    method: LinearMethod, system: S, rhs: Tensor, start: Tensor, tol: Tensor, limit: int
+) -> tuple[Tensor, Tensor, Tensor]:
     goal = tol.cpu()
     iterations, residual = torch.zeros(len(rhs), dtype=torch.long), torch.empty_like(goal)
     order = torch.arange(len(rhs))
@@ -65,10 +72,8 @@ def solve_linear(
     while len(order):
         whole = len(order) == len(rhs)
         index = None if whole else beside(order, rhs)
-        unsolved, b, begin, aim = (
-            (system, rhs, q, tol) if index is None else (system.take(index), rhs[index], q[index], tol[index])
-        )
-        solution, count = sweep(method, unsolved, b, begin, aim, limit - iterations[order])
+        unsolved, b, begin = (system, rhs, q) if index is None else (system.take(index), rhs[index], q[index])
+        solution, count = sweep(method, unsolved, b, begin, goal[order], limit - iterations[order])
         q = solution if index is None else q.index_put((index,), solution)
         iterations[order] += count
         true = norm(b - unsolved.hvp(solution)).cpu()
@@ -87,8 +92,8 @@ def sweep(
     every = look_every(rhs)
     iterations, order = torch.zeros(len(rhs), dtype=torch.long), torch.arange(len(rhs))
     out: Tensor | None = None
-    state = method.init(system, rhs, start, tol)
     goal = tol.cpu()
+    state = method.init(system, rhs, start, tol if tol.device == rhs.device else beside(tol, rhs))
     while True:
         residual = method.look(state) if isinstance(method, Looking) else state.residual.cpu()
         running = (residual > goal) & (iterations[order] < limit[order])
@@ -110,7 +115,9 @@ def sweep(
 
 
 def initial_residual(system: System, rhs: Tensor, start: Tensor) -> Tensor:
-    """b − H q at the start, without a product if every start is zero."""
+    """b − H q at the start, without a product if every start is zero and looking costs nothing."""
+    if rhs.device.type != "cpu":
+        return rhs - system.hvp(start)
     return rhs - system.hvp(start) if bool((start != 0).any()) else rhs.clone()
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.memory import WHILE, return_freed_memory
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Rows, Solution, Status
 from bltoolbox.bilevel.roles import LowerSolver
@@ -97,7 +98,7 @@ def solve(
 
     Not differentiable: the solution is detached from ``x0``, y and θ. Works inside ``torch.inference_mode``.
     """
-    with detached():
+    with detached(), computing(x0.device):
         x0 = ordinary(x0.detach())
         return _solve(solver, lower, x0, tol, limit, check_every, ending, kept or {}, with_state)
 

@@ -33,6 +33,7 @@ from bltoolbox.bilevel.journal import SOLUTIONS, Journal, Trial
 from bltoolbox.bilevel.kept import MEMORY, SOLVER, Kept
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.penalty import add_penalty, penalty_at, penalty_gradient
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import (
     Accuracy,
@@ -210,7 +211,7 @@ class BilevelOracle:
             return self._note(cast(Reply, self.journal.replay(question)))
         if self.before_call is not None:
             self.before_call(self.cost)
-        with self._transaction(), detached():
+        with self._transaction(), detached(), computing(self.tasks.device):
             answer = compute()
         self.journal.append(question, answer)
         if self.after_call is not None:
@@ -452,7 +453,7 @@ class BatchOracle:
             raise NumericalError("the penalty P(θ) is not finite; use a smaller step")
         z = {name: entry + direct[name] if direct else entry for name, entry in z.items()}
         gradient = {name: entry.to(theta[name]) for name, entry in oracle.problem.project_gradient(z).items()}
-        if not all(bool(torch.isfinite(entry).all()) for entry in gradient.values()):
+        if not _finite(gradient):
             raise NumericalError(
                 f"the hypergradient of samples {named(self._batch.ids)} is not finite; use a smaller step"
             )
@@ -503,6 +504,12 @@ def _unless_failed(tally: Tally) -> Tally:
     if tally.error is not None:
         raise NumericalError(tally.error)
     return tally
+
+
+def _finite(gradient: Theta) -> bool:
+    """Whether all numbers are, in one look at the device."""
+    entries = [entry.double().flatten() for entry in gradient.values()]
+    return not entries or bool(torch.isfinite(torch.cat(entries)).all())
 
 
 def _reached(total: Tally) -> dict[str, float | str]:

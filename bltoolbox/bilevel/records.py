@@ -9,6 +9,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -233,8 +234,16 @@ class Ask:
     @property
     def tol(self) -> Tensor:
         """The residual norm to reach, one per sample; 0 where a number of iterations is requested."""
-        tol = self.effort.tol if isinstance(self.effort, Accuracy) else 0.0
-        return self.lower.mu.new_full(self.lower.mu.shape, tol)
+        return self.lower.mu.new_full(self.lower.mu.shape, self._tol)
+
+    @property
+    def tol_on_host(self) -> Tensor:
+        """``tol``, for loops that look at residuals on the host."""
+        return torch.full(self.lower.mu.shape, self._tol, dtype=self.lower.mu.dtype)
+
+    @property
+    def _tol(self) -> float:
+        return self.effort.tol if isinstance(self.effort, Accuracy) else 0.0
 
     def limit(self, most: int) -> int:
         """The requested number of iterations, or ``most`` if a tolerance is requested."""

@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.precision import computing
+
 State = TypeVar("State")
 Key = TypeVar("Key", bound=Hashable)
 
@@ -42,8 +44,9 @@ def detached() -> Iterator[None]:
 
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
-    """Detached, and without autocast on the device of ``like``: iterations to a tolerance need the precision of θ."""
-    with detached(), torch.autocast(like.device.type, enabled=False):
+    """Detached, without autocast on the device of ``like`` and without TF32: iterations to a tolerance need the
+    precision of θ."""
+    with detached(), computing(like.device), torch.autocast(like.device.type, enabled=False):
         yield
 
 

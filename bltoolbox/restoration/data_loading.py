@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Rows, Theta
-from bltoolbox.bilevel.tensors import keyed_generator
+from bltoolbox.bilevel.tensors import beside, keyed_generator
 from bltoolbox.config.reading import Limit
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout, to_gray
@@ -150,7 +150,7 @@ class Samples:
         )
 
     def _placed(self, rows: Tensor) -> Tensor:
-        return image_layout(rows.to(self.device, self.dtype))
+        return image_layout(beside(rows.to(self.dtype), torch.empty(0, device=self.device)))
 
     def _find_shape(self) -> tuple[int, ...]:
         """Of the images, from the first one; refuses recorded measurements that the operator cannot have made."""

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Counter, Solution, Status, Theta
 from bltoolbox.bilevel.roles import LowerSolver, Problem
 from bltoolbox.bilevel.tasks import BoundTasks, Tasks
-from bltoolbox.bilevel.tensors import detached
+from bltoolbox.bilevel.tensors import detached, full_precision
 from bltoolbox.config.shown import Shown
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
@@ -103,7 +104,7 @@ def solve_cold(solver: LowerSolver, lower: Lower, tol: float, limit: int) -> Sol
 
     Not differentiable.
     """
-    with detached():
+    with full_precision(lower.mu):
         solution = solve(solver, lower, lower.estimate(), lower.gradient_tol(tol), limit=limit)
     for status in solution.status:
         if status in (Status.NOT_FINITE, Status.DIVERGED):
@@ -175,7 +176,7 @@ def evaluate_tasks(
         before: dict[str, list[float]] = {metric.name: [] for metric in wanted}
         after: dict[str, list[float]] = {metric.name: [] for metric in wanted}
         iterations = 0
-        with allowed(), detached():
+        with allowed(), detached(), computing(tasks.device):
             for first in range(0, len(mine), chunk):
                 places = mine[first : first + chunk]
                 for view in views:

@@ -18,7 +18,7 @@ from torch import Tensor
 from bltoolbox.bilevel.device import DTYPES
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tasks import Tasks
-from bltoolbox.bilevel.tensors import detached, full_precision
+from bltoolbox.bilevel.tensors import full_precision
 from bltoolbox.config.block import Block
 from bltoolbox.config.compatibility import listed
 from bltoolbox.config.reading import PIXELS, parse_json
@@ -253,7 +253,7 @@ class Model(Trained):
         from bltoolbox.restoration.arrays import restore_array
         from bltoolbox.restoration.tiles import Restorer
 
-        with detached():
+        with full_precision(self._reference):
             return restore_array(Restorer(self, tol=tol, tile=tile), image, noise)
 
     def with_operator(self, operator: Operator | str, **options: Any) -> Model:

@@ -29,7 +29,7 @@ from bltoolbox.bilevel.problem import Upper
 from bltoolbox.bilevel.records import Bound, Counter, Rows, Theta
 from bltoolbox.bilevel.roles import Parametric, Problem
 from bltoolbox.bilevel.tasks import BoundTasks, Tasks
-from bltoolbox.bilevel.tensors import Constant, detached, ordinary
+from bltoolbox.bilevel.tensors import Constant, beside, detached, ordinary
 from bltoolbox.bilevel.wrapped_loss import Viewed
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.data_loading import Samples
@@ -279,7 +279,7 @@ class VariationalAt:
             at=self,
             y=y,
             context=context,
-            ids=torch.as_tensor(range(len(y)) if ids is None else ids, device=y.device),
+            ids=beside(torch.as_tensor(range(len(y)) if ids is None else ids), y),
             mu=column(self._mu(y, context), y),
         )
 

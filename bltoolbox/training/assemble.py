@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.device import DTYPES, pick_device, set_precision
+from bltoolbox.bilevel.device import DTYPES, pick_device
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.kept import MOST
 from bltoolbox.bilevel.oracle import BilevelOracle
@@ -61,7 +61,6 @@ def assemble(
     """
     registry = registry or load_registry()
     device = pick_device(recipe.device, ranks)
-    set_precision(recipe.tf32)
     check_partners(recipe, registry)
     like = torch.zeros((), dtype=DTYPES[recipe.dtype], device=device)
     problem = _problem(recipe, registry, device, given or {})

@@ -11,25 +11,36 @@ from typing import Any
 import torch
 
 import bltoolbox
+from bltoolbox.bilevel.precision import deterministic
 from bltoolbox.training.experiment import Experiment
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
     """The versions, machine, command and images of a run."""
-    device = experiment.train.device
     return {
         "recipe": experiment.recipe.name,
         "bltoolbox": bltoolbox.__version__,
         "git": _git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        **arithmetic(experiment),
         "ranks": experiment.oracle.ranks.size,
-        "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "command": sys.argv,
         "images": image_sets(experiment),
+    }
+
+
+def arithmetic(experiment: Experiment) -> dict[str, Any]:
+    """What the last bits of a run depend on, and whether they are the same if it is resumed."""
+    device = experiment.train.device
+    on_cuda = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_cuda else platform.processor(),
+        "precision": "tf32" if experiment.recipe.tf32 and on_cuda else "ieee",
+        "exact_resume": not on_cuda or deterministic(),
     }
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.oracle import BilevelOracle
 from bltoolbox.bilevel.penalty import penalty_at, penalty_gradient
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.records import Batch, Cost, Step, Theta
 from bltoolbox.bilevel.roles import LowerSolver, Problem, Sampler, UpperOptimizer
 from bltoolbox.bilevel.tasks import Tasks
@@ -120,6 +121,16 @@ class Experiment:
 
         With the ``content`` of a checkpoint (and the log ``history`` up to it) the run continues from there.
         """
+        with computing(self.train.device, self.recipe.tf32, run=True):
+            return self._run(listeners, keeper, content, history)
+
+    def _run(
+        self,
+        listeners: Iterable[Listener],
+        keeper: Keeper | None,
+        content: Mapping[str, Any] | None,
+        history: Sequence[dict[str, Any]],
+    ) -> RunResult:
         run = _Run(self, [*listeners, *self.loggers], keeper)
         if content is not None:
             with refusing_misfits("the checkpoint"):
@@ -344,8 +355,8 @@ class _Run:
         result = self.experiment.oracle.latest
         if result is None or not any(batch.weights) or result.value.value == (result.value.penalty or 0):
             return  # for an empty batch or a loss of zero this is right
-        if result.first:
-            return  # where x and the adjoint are updated together, the first z is zero
+        if result.first or self.experiment.oracle.hypergradient.moves_x:
+            return  # the first z is zero where x and the adjoint are updated together; `bome` may move x alone
         alone = self._penalty_gradient()
         if any(not torch.equal(entry, alone[name]) for name, entry in result.gradient.items()):
             self.zeros = 0

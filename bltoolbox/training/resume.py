@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from packaging.version import Version
 
 import bltoolbox
+from bltoolbox.bilevel.precision import VARIABLE
 from bltoolbox.config.block import Block
 from bltoolbox.config.hooks import STAND_INS
 from bltoolbox.config.names import GIVEN_FILE, RECIPE_FILE
@@ -25,9 +27,11 @@ from bltoolbox.restoration.roles import Data
 from bltoolbox.runs.history import is_run
 from bltoolbox.runs.logs import read_environment, read_source, read_status
 from bltoolbox.training.assemble import assemble
-from bltoolbox.training.environment import image_sets
+from bltoolbox.training.environment import arithmetic, image_sets
 from bltoolbox.training.experiment import Experiment
 from bltoolbox.training.run_dir import RunDirectory
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ def _assemble(
     experiment = assemble(recipe, registry, ranks, given)
     if summary is None:
         _refuse_other_images(path, experiment)
+        _warn_unless_exact(path, experiment)
     return experiment, summary
 
 
@@ -127,6 +132,26 @@ def _refuse_other_images(path: Path, experiment: Experiment) -> None:
                 f"the {name} {noun} are not those {path} was started with: {change}; restore them,"
                 " or start a new run"
             )
+
+
+def _warn_unless_exact(path: Path, experiment: Experiment) -> None:
+    """A resumed run repeats the interrupted one to the last bit only with deterministic kernels on the same device."""
+    before, now = read_environment(path), arithmetic(experiment)
+    names = ("device_name", "torch", "threads")
+    changed = [name for name in names if name in before and before[name] != now[name]]
+    if before.get("exact_resume", True) is not True or not now["exact_resume"]:
+        log.warning(
+            "%s: kernels without a fixed order of summation are allowed (%s=0), so the resumed run agrees with an"
+            " uninterrupted one up to rounding only",
+            path,
+            VARIABLE,
+        )
+    elif changed and experiment.train.device.type == "cuda":
+        log.warning(
+            "%s: another %s than before, so the resumed run agrees with an uninterrupted one up to rounding only",
+            path,
+            " and ".join(name.replace("_", " ") for name in changed),
+        )
 
 
 def _version(text: str) -> Version:

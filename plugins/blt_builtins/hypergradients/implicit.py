@@ -39,13 +39,13 @@ def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool
     Reaching this limit is an error if a tolerance was requested, unless the method ``truncates`` by design. Where
     iterates are updated together, z is formed from the q of the previous call, and the new q is only kept.
     """
-    lower, x, tol = ask.lower, ask.solution, ask.tol
+    lower, x, tol = ask.lower, ask.solution, ask.tol_on_host
     rhs = ask.upper.gradient(x)
     start, limit = ask.memory.get("adjoint"), ask.limit(most)
     start = torch.zeros_like(rhs) if start is None else start
     with torch.no_grad():
         q, residual, iterations = solve_linear(method, lower.linearize(x), rhs, start, tol, limit)
-    short = (residual > tol.cpu()) & (iterations >= limit)
+    short = (residual > tol) & (iterations >= limit)
     if isinstance(ask.effort, Accuracy) and not truncates and bool(short.any()):
         raise NumericalError(
             f"the adjoint systems of {int(short.sum())} samples reached the limit of {limit} iterations, with a"

@@ -17,7 +17,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_weight
 
 from blt_builtins.borders import extended, folded, line_source, margins
 from blt_builtins.symbols import bank_symbol, even_lags
@@ -266,11 +265,6 @@ def correlation_gradients(t: Tensor, image: Tensor, size: int) -> Tensor:
         for row, part in zip(t.split(several), image.split(several), strict=True)
     ]
     return torch.cat(rows).unflatten(2, (image.shape[1], size, size))
-
-
-def summed_correlation_gradient(t: Tensor, image: Tensor, size: int) -> Tensor:
-    """The sum over the samples, (J, C, K, K)."""
-    return conv2d_weight(image, (t.shape[1], image.shape[1], size, size), t)
 
 
 def mirrored_source(length: int, size: int, device: torch.device) -> Tensor:

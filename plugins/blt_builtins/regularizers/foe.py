@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Literal, Protocol
 
 import torch
@@ -45,7 +45,7 @@ from blt_builtins.regularizers.filters import (
     zero_mean,
 )
 from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
-from bltoolbox.plugin import Constants, Potentials, Regularizer, Theta
+from bltoolbox.plugin import Constants, ConstantsByKey, Potentials, Regularizer, Theta
 
 
 class FieldOfExperts(Regularizer):
@@ -343,10 +343,9 @@ def _to_basis(kernels: Tensor) -> Tensor:
 
 
 def _bases(like: Tensor) -> tuple[Tensor, Tensor]:
-    return _cosine_basis(like.shape[-3]).to(like), _cosine_basis(like.shape[-1]).to(like)
+    return _COSINES[like.shape[-3]].like(like), _COSINES[like.shape[-1]].like(like)
 
 
-@cache
 def _cosine_basis(size: int) -> Tensor:
     """Orthonormal DCT-II, one vector per row. For three channels: luminance, red minus blue, green against both."""
     k = torch.arange(size, dtype=torch.float64)
@@ -356,8 +355,15 @@ def _cosine_basis(size: int) -> Tensor:
 
 def _scales(like: Tensor) -> Tensor:
     """s_uv, larger for fine detail."""
-    k = torch.arange(like.shape[-1], dtype=like.dtype, device=like.device)
+    return _SCALES[like.shape[-1]].like(like)
+
+
+def _scale_table(size: int) -> Tensor:
+    k = torch.arange(size, dtype=torch.float64)
     return torch.hypot(k.unsqueeze(1), k).clamp_min(1) / 3
+
+
+_COSINES, _SCALES = ConstantsByKey(_cosine_basis), ConstantsByKey(_scale_table)
 
 
 def amplitudes(theta: Theta) -> Tensor:
