@@ -355,8 +355,8 @@ class _Run:
         result = self.experiment.oracle.latest
         if result is None or not any(batch.weights) or result.value.value == (result.value.penalty or 0):
             return  # for an empty batch or a loss of zero this is right
-        if result.first:
-            return  # where x and the adjoint are updated together, the first z is zero
+        if result.first or self.experiment.oracle.hypergradient.moves_x:
+            return  # the first z is zero where x and the adjoint are updated together; `bome` may move x alone
         alone = self._penalty_gradient()
         if any(not torch.equal(entry, alone[name]) for name, entry in result.gradient.items()):
             self.zeros = 0
