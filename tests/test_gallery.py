@@ -46,8 +46,8 @@ def test_the_index_names_them_all() -> None:
 def test_a_script_becomes_a_page(tmp_path: Path) -> None:
     script = tmp_path / "small.py"
     script.write_text(
-        "# %% [markdown]\n# # Small\n#\n# Some text.\n# %%\nprint(6 * 7)\n# %%\nfrom matplotlib.figure import Figure\n\n"
-        "Figure()\n"
+        "# %% [markdown]\n# # Small\n#\n# Some text.\n# %%\nprint(6 * 7)\n"
+        "# %%\nfrom matplotlib.figure import Figure\n\nFigure()\n"
     )
     page = run(script, tmp_path)
     assert "# Small\n\nSome text.\n\n```python\nprint(6 * 7)\n```\n\n```text\n42\n```\n" in page
