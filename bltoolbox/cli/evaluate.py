@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from bltoolbox.cli.common import (
     split_overrides,
 )
 from bltoolbox.cli.display.tables import print_rows
+from bltoolbox.cli.photographs import evaluate_on_photographs
 from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +42,18 @@ def evaluate(
         ),
     ],
     metric: ProblemMetrics = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Whole photographs of any size instead of the recipe's images."),
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="With --images: the noise, e.g. 25/255; default the model's."),
+    ] = None,
+    against: Annotated[
+        str, typer.Option(metavar="NAMES", help="With --images: also measure noisy, tv and/or bm3d.")
+    ] = "noisy",
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="With --images: the seed of the noise.")] = 0,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
@@ -50,12 +64,27 @@ def evaluate(
     cold start to evaluation_tol; recorded measurements are taken as they are. Metrics refer to the range of values of
     the data. Overrides choose other images or another accuracy. The training images are not needed.
 
+    With --images, whole photographs get Gaussian noise that depends on the seed and the file name and is not clipped
+    (gray models see their luma, ITU-R 601), so that figures can be compared with the literature:
+    blt evaluate denoise-color --images CBSD68 --noise 25/255 --against noisy,tv,bm3d
+
     For example: blt evaluate runs/denoise/2026-01-31_12-00-00 evaluation='{name: array, path: test.npy}'
     """
     targets, overrides = split_overrides(arguments)
     if len(targets) != 1:
         raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
     registry = open_registry(plugin, warn=not as_json)
+    if images is not None:
+        if overrides:
+            raise UsageError("--images measures the model as it is; remove the overrides")
+        evaluate_on_photographs(
+            targets[0], images, noise, metric or "psnr,ssim", against, seed, registry, as_json
+        )
+        return
+    if noise is not None or against != "noisy" or seed:
+        raise UsageError(
+            "--noise, --against and --seed need --images; elsewhere use overrides, e.g. noise=25/255"
+        )
     evaluation = _measure(targets[0], overrides, metric, registry)
     if not (metrics := evaluation.metrics):
         raise UsageError(
@@ -119,6 +148,7 @@ def _solve(trained: Trained, overrides: list[str], metrics: str | None, registry
     """The evaluation tasks of a problem that is not about images."""
     import torch
 
+    from bltoolbox.bilevel.chunk_size import chunk_size
     from bltoolbox.bilevel.device import DTYPES, pick_device
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate_tasks, metrics_of
@@ -153,13 +183,14 @@ def _solve(trained: Trained, overrides: list[str], metrics: str | None, registry
         build_evaluation_solver(recipe, registry),
         tol=recipe.evaluation_tol,
         limit=recipe.iteration_limit,
-        chunk=recipe.chunk,
+        chunk=chunk_size(recipe.chunk, tasks),
         metrics=wanted,
     )
 
 
 def _restore(model: Model, overrides: list[str], names: str, registry: Registry) -> Evaluation:
     """The evaluation images of a recipe."""
+    from bltoolbox.bilevel.chunk_size import chunk_size
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate as restore
     from bltoolbox.restoration.evaluation import metrics_of
@@ -187,6 +218,6 @@ def _restore(model: Model, overrides: list[str], names: str, registry: Registry)
         solver,
         tol=recipe.evaluation_tol,
         limit=recipe.iteration_limit,
-        chunk=recipe.chunk,
+        chunk=chunk_size(recipe.chunk, samples),
         metrics=[metric.name for metric in metrics],
     )

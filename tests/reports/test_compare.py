@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,7 +349,7 @@ def test_the_name_says_the_format(name: str, magic: bytes, here: Call, tmp_path:
     content = (tmp_path / name).read_bytes()
     assert content.startswith(magic)
     if magic == b"<?xml":
-        assert b"average test PSNR in dB" in content, "letters stay letters"
+        assert b"mean test PSNR in dB" in content, "letters stay letters"
     refused = here("a", "-o", name)
     assert refused.returncode == 2 and "--force" in refused.stderr
     assert here("a", "-o", name, "--force").returncode == 0
@@ -410,6 +411,19 @@ def test_many_groups_are_told_apart(here: Call, tmp_path: Path) -> None:
     for k in range(12):
         make_run(tmp_path / f"run{k}", (20.0, 22.0 + k, 23.0 + k), noise=0.1 + k / 100)
     assert here(*(f"run{k}" for k in range(12))).returncode == 0
+
+
+def test_a_long_legend_and_large_costs_stay_readable(tmp_path: Path) -> None:
+    from bltoolbox.reports.compare.figures import draw_curves
+
+    comparison = compare(histories(make_run(tmp_path / "a"), make_run(tmp_path / "b", noise=0.2)))
+    long = ", ".join(f"option_{k}={0.1 * k:.1f}" for k in range(16))
+    groups = [replace(group, label=f"{group.label}, {long}") for group in comparison.groups]
+    figure = draw_curves(replace(comparison, groups=groups))
+    figure.draw_without_rendering()
+    legend, page = figure.legends[0].get_window_extent(), figure.bbox
+    assert legend.x0 >= page.x0 and legend.x1 <= page.x1 and legend.y1 <= page.y1
+    assert all(panel.xaxis.get_offset_text().get_text() == "" for panel in figure.axes)
 
 
 # Pictures

@@ -229,7 +229,7 @@ def test_a_run_without_noise_has_a_page(tmp_path: Path) -> None:
     """The measured images are perfect, so their PSNR is no number of JSON."""
     run(load_recipe("smoke", [*TINY, "noise=0", "baseline=null"]), out=tmp_path / "run")
     (found,) = payload((tmp_path / "run" / REPORT_FILE).read_text())["runs"]
-    assert found["scenes"][0]["variants"][0]["value"] is None
+    assert found["scenes"][0]["variants"][0]["values"].get("psnr") is None
 
 
 def test_files_of_other_content_than_expected(trained: Path, here: Call, tmp_path: Path) -> None:

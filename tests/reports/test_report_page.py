@@ -66,7 +66,7 @@ def test_everything_is_drawn(pages: dict[str, Path], page: Page, name: str, size
     width, height, mobile = SIZES[size]
     page.open(pages[name], width, height, mobile=mobile)
     assert page.run("document.documentElement.scrollWidth") <= width, "nothing sticks out at the right"
-    assert page.run("document.querySelectorAll('.chart').length") >= 8
+    assert page.run("document.querySelectorAll('.chart').length") >= 7
     drawn = page.run(
         "[...document.querySelectorAll('.chart')].map((c) => c.querySelectorAll('path.line[d^=M]').length)"
     )
@@ -158,7 +158,7 @@ def test_plots_zoom_and_reset(pages: dict[str, Path], page: Page) -> None:
 
 def test_values_are_told_under_the_pointer_and_by_keys(pages: dict[str, Path], page: Page) -> None:
     page.open(pages["both"])
-    page.mouse("mouseMoved", page.place("[data-chart=psnr] .plot", 0.9))
+    page.mouse("mouseMoved", page.place("[data-chart=psnr] .plot", 0.5))
     page.wait_for_frames()
     tip = page.run("document.querySelector('[data-chart=psnr] .tip').textContent")
     assert "dB" in tip and "seed=0" in tip and "seed=1" in tip
@@ -194,12 +194,15 @@ def test_runs_and_lines_can_be_hidden(pages: dict[str, Path], page: Page) -> Non
     assert page.run("document.querySelectorAll('[data-chart=potentials] path.line').length") == 1
 
 
-def test_the_recipe_is_copied(pages: dict[str, Path], page: Page) -> None:
+def test_the_recipe_is_copied(pages: dict[str, Path], page: Page, tmp_path: Path) -> None:
     page.open(pages["one"])
     page.run("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
     page.click("[data-copy='resolved-0']")
     page.wait("window.copied")
-    assert page.run("window.copied") == (pages["one"].parent / "resolved.yaml").read_text()
+    copied = tmp_path / "copied.yaml"
+    copied.write_text(page.run("window.copied"))
+    resolved = load_recipe(pages["one"].parent / "resolved.yaml")
+    assert load_recipe(copied).to_dict() == resolved.to_dict(), "25/255 is the same number, easier to read"
     assert page.run("document.querySelector('[data-copy]').textContent") == "Copied"
 
 

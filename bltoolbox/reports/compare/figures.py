@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import BltError, UsageError
-from bltoolbox.reports.compare.comparison import Axis, Comparison, Curve, Group, band
+from bltoolbox.reports.compare.comparison import Axis, Comparison, Curve, band
 from bltoolbox.runs.files import write_bytes
 from bltoolbox.runs.history import IMAGES
 
@@ -50,6 +51,8 @@ _LABELS: dict[Axis, str] = {
 }
 #: A logarithmic axis is used if the values span this factor.
 _WIDE_X, _WIDE_Y = 30.0, 4.0
+#: Characters that fit into a line of the legend.
+_LEGEND_WIDTH = 102
 
 
 def draw_curves(comparison: Comparison) -> Figure:
@@ -57,9 +60,10 @@ def draw_curves(comparison: Comparison) -> Figure:
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
-        entries = len(comparison.groups)
-        columns = _legend_columns([group.title for group in comparison.groups])
-        rows = math.ceil(entries / columns)
+        titles = [textwrap.fill(group.title, _LEGEND_WIDTH) for group in comparison.groups]
+        columns = _legend_columns(titles)
+        tallest = max((title.count("\n") + 1 for title in titles), default=1)
+        rows = tallest * math.ceil(len(titles) / columns)
         figure = new_figure(7.4, 5.2 + 0.19 * rows)
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
         axes: tuple[Axis, ...] = ("computations", "seconds")
@@ -67,8 +71,10 @@ def draw_curves(comparison: Comparison) -> Figure:
             _draw_column(comparison, axis, panels[0][column], panels[1][column])
             panels[1][column].set_xlabel(_LABELS[axis])
         panels[0][0].set_ylabel("training loss per mini-batch")
-        panels[1][0].set_ylabel(f"average {IMAGES[comparison.images]} {comparison.metric.title}")
-        handles = [_handle(number, group) for number, group in enumerate(comparison.groups)]
+        panels[1][0].set_ylabel(
+            f"mean {IMAGES[comparison.images]} {_within_sentence(comparison.metric.title)}"
+        )
+        handles = [_handle(number, title) for number, title in enumerate(titles)]
         figure.legend(
             handles=handles, loc="outside upper left", ncols=columns, frameon=False, handlelength=2.2
         )
@@ -77,6 +83,8 @@ def draw_curves(comparison: Comparison) -> Figure:
 
 
 def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> None:
+    from matplotlib.ticker import EngFormatter
+
     losses = [[comparison.losses(run, axis) for run in group.runs] for group in comparison.groups]
     raw = [
         [comparison.losses(run, axis, smoothed=False) for run in group.runs] for group in comparison.groups
@@ -100,8 +108,9 @@ def _draw_column(comparison: Comparison, axis: Axis, above: Any, below: Any) -> 
             log_scale(panel, "x")
             panel.set_xlim(left=left)
         else:
-            panel.ticklabel_format(axis="x", style="sci", scilimits=(-2, 4), useMathText=True)
             panel.set_xlim(left=0.0)
+            if max(places, default=0.0) >= 1e4:  # a common factor would be drawn over the label of the axis
+                panel.xaxis.set_major_formatter(EngFormatter(sep=""))
         panel.grid(True, which="major")
         panel.tick_params(which="both", labelleft=True, length=3)
         panel.tick_params(which="minor", length=1.8)
@@ -146,15 +155,20 @@ def line_style(number: int, width: float = 1.5) -> dict[str, Any]:
     }
 
 
-def _handle(number: int, group: Group) -> Any:
+def _handle(number: int, title: str) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], label=group.title, **line_style(number, 1.8))
+    return Line2D([], [], label=title, **line_style(number, 1.8))
+
+
+def _within_sentence(title: str) -> str:
+    """``Loss`` as loss, but ``PSNR`` and ``R²`` as they are."""
+    return title[0].lower() + title[1:] if title[1:2].islower() else title
 
 
 def _legend_columns(titles: Sequence[str]) -> int:
-    longest = max(map(len, titles), default=1)
-    return max(1, min(4, len(titles), int(110 / (longest + 8))))
+    longest = max((len(line) for title in titles for line in title.splitlines()), default=1)
+    return max(1, min(4, len(titles), int((_LEGEND_WIDTH + 8) / (longest + 8))))
 
 
 def log_scale(panel: Any, which: str) -> None:
