@@ -3,6 +3,7 @@
 # make lint   ruff and mypy
 # make bench  measure speed against published style and against the machine; a few minutes, $BLT_DATA is used if set
 # make docs   write the generated pages of docs/ from the code
+# make gallery  run the scripts of docs/gallery, a few minutes, and write their pages and pictures
 # make site   build the documentation as a site in build/site, from what is installed and without a network
 # make clean  remove the virtual environment and all caches
 #
@@ -22,7 +23,7 @@ NEW_ENOUGH := import sys, venv; sys.exit(sys.version_info < (3, 11))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test bench lint format docs site clean FORCE
+.PHONY: help run test bench lint format docs gallery site clean FORCE
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -60,6 +61,10 @@ format: $(STAMP)
 docs: $(STAMP)
 	@echo '== generating docs'
 	@$(PY) -m docs.generate docs
+
+gallery: $(STAMP)
+	@echo '== docs/gallery'
+	@$(PY) -m docs.generate.gallery
 
 site: $(DOCS_STAMP)
 	@echo '== mkdocs build --strict'

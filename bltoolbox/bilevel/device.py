@@ -11,7 +11,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
-    """`auto` is the first CUDA device if there is one, else the CPU. Each of several ranks has its own device."""
+    """`auto` is the first CUDA device if there is one, else the CPU. Ranks take the devices of a machine in turn."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if ranks.size > 1 and name.startswith("cuda"):
@@ -19,7 +19,7 @@ def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
             raise MissingError(
                 f"device {name!r} cannot be shared by {ranks.size} ranks; use cuda, so that each rank gets its own"
             )
-        name = f"cuda:{ranks.local}"
+        name = f"cuda:{ranks.local % max(1, torch.cuda.device_count())}"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -38,6 +38,5 @@ def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MissingError(
             f"device {name!r} is not available: there are {torch.cuda.device_count()} CUDA devices"
-            + (", and each rank needs one of its own" if ranks.size > 1 else "")
         )
     return device

@@ -9,6 +9,7 @@ added once, to the sum over ranks, and ∇P to z before z is projected.
 
 from __future__ import annotations
 
+import logging
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,10 +55,12 @@ from bltoolbox.bilevel.share import Share, divide
 from bltoolbox.bilevel.tally import Chunk, Slowest, Tally, merge
 from bltoolbox.bilevel.tasks import Tasks
 from bltoolbox.bilevel.tensors import detached
-from bltoolbox.bilevel.warm_starts import MAPPED, Store, Stores, mapped_copy
+from bltoolbox.bilevel.warm_starts import MAPPED, Keeping, Store, Stores, mapped_copy
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.distributed.signals import allowed
-from bltoolbox.errors import BltError, NumericalError
+from bltoolbox.errors import BltError, NumericalError, is_out_of_memory
+
+log = logging.getLogger(__name__)
 
 #: Accuracy, relative to the first gradient norm, of solves that only determine sizes.
 _ROUGH = 0.1
@@ -88,12 +91,16 @@ class BilevelOracle:
         seed: int = 0,
         before_call: Callable[[Cost], None] | None = None,
         ranks: Ranks = ALONE,
+        keeping: Keeping = "full",
+        adaptive: bool = False,
     ) -> None:
         self.problem = problem
         self.tasks = tasks
         self.solver = solver
         self.hypergradient = hypergradient
         self.chunk = chunk
+        #: Whether ``chunk`` is a guess that may be halved once when memory runs out.
+        self.adaptive = adaptive
         self.iteration_limit = iteration_limit
         #: Whether a tolerance below the floor of the dtype is an error.
         self.strict = strict
@@ -113,11 +120,13 @@ class BilevelOracle:
         self.counter = Counter()
         self.slowest = Slowest(0, chunk)
         self.journal = Journal()
+        #: The tasks that this rank solves first in the next step, as far as they are known.
+        self.upcoming: Sequence[int] = ()
         #: The last answer, for the log and for the loop's guards.
         self.latest: HypergradientResult | None = None
         self.ranks = ranks
         #: Everything that is stored per task: solutions, constants for error bounds, and what components keep.
-        self.stores = Stores(len(tasks), ranks)
+        self.stores = Stores(len(tasks), ranks, keeping)
         self.solutions = self.stores[SOLUTIONS]
         self.lipschitz_estimates = self.stores["lipschitz"]
         self._kept: tuple[Kept, Kept] | None = None
@@ -156,13 +165,20 @@ class BilevelOracle:
         """The oracle of f_v for the weights of ``batch``."""
         return BatchOracle(self, batch)
 
+    def announce(self, batch: Batch) -> None:
+        """The batch of the next step: its data may be read while this one is solved."""
+        places = divide(batch.ids, self.ranks).positions[: self.chunk]
+        self.upcoming = [batch.ids[place] for place in places]
+
     def chunks(self, theta: Theta, batch: Batch, positions: Sequence[int]) -> Iterator[Chunk]:
         """What this rank has to solve."""
         at = self.tasks.at(theta, self.counter)
-        for first in range(0, len(positions), self.chunk):
-            places = positions[first : first + self.chunk]
+        parts = [positions[first : first + self.chunk] for first in range(0, len(positions), self.chunk)]
+        for number, places in enumerate(parts):
             ids = [batch.ids[place] for place in places]
             lower, upper = at.on(ids)
+            following = parts[number + 1] if number + 1 < len(parts) else None
+            self.tasks.prefetch([batch.ids[k] for k in following] if following else self.upcoming)
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
             estimating = self.estimates and not self.solutions.has_all(ids)
             cold = lower.estimate() if estimating else lower.start()
@@ -211,18 +227,44 @@ class BilevelOracle:
             return self._note(cast(Reply, self.journal.replay(question)))
         if self.before_call is not None:
             self.before_call(self.cost)
-        with self._transaction(), detached(), computing(self.tasks.device):
-            answer = compute()
+        try:
+            answer = self._computed(compute)
+        except Exception as error:
+            if not self._halved(error):
+                raise
+            answer = self._computed(compute)
         self.journal.append(question, answer)
         if self.after_call is not None:
             self.after_call()
         return self._note(answer)
+
+    def _computed(self, compute: Callable[[], Reply]) -> Reply:
+        with self._transaction(), detached(), computing(self.tasks.device):
+            return compute()
+
+    def _halved(self, error: Exception) -> bool:
+        """Whether memory ran out and smaller chunks may help. Other ranks cannot repeat a call."""
+        if not self.adaptive or self.chunk < 2 or self.ranks.size > 1 or not is_out_of_memory(error):
+            return False
+        self.adaptive = False
+        log.warning(
+            "out of memory with chunks of %d samples; continuing with %d", self.chunk, self.chunk // 2
+        )
+        self.chunk //= 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return True
 
     def _note(self, answer: Reply) -> Reply:
         """Keep the last hypergradient."""
         if isinstance(answer, HypergradientResult):
             self.latest = answer
         return answer
+
+    def end_step(self) -> None:
+        """A step is complete, or given up."""
+        self.journal.clear()
+        self.stores.end_step()
 
     @property
     def certificate(self) -> Mapping[str, float | str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.guests import Guests, exchange
 from bltoolbox.bilevel.journal import Trial
 from bltoolbox.bilevel.records import Rows
 from bltoolbox.bilevel.warm_starts import Store
@@ -39,39 +40,70 @@ class Share:
         if not self.travels:
             yield
             return
+        likes = [like for _, like in stores.values()]
         try:
-            for store, like in stores.values():
-                rows = _move(ranks, store, like, self.lent, self.guests)
-                store.guests = {sample: rows.get(sample) for ids in self.guests.values() for sample in ids}
+            lent = {
+                rank: [store.lend(samples, like) for store, like in stores.values()]
+                for rank, samples in self.lent.items()
+            }
+            arrived = exchange(ranks, lent, self.guests, likes)
+            for (store, _), guests in zip(stores.values(), arrived, strict=True):
+                store.guests = guests
             yield
             if keep:
-                for store, like in stores.values():
-                    home = _move(ranks, store, like, self.guests, self.lent)
-                    store.guests = {}
-                    if home:
-                        store.put(list(home), torch.stack(list(home.values())).to(like))
+                self._return_rows(ranks, stores, likes)
         finally:
             for store, _ in stores.values():
-                store.guests = {}
+                store.guests = None
+
+    def _return_rows(
+        self, ranks: Ranks, stores: Mapping[str, tuple[Store, Tensor]], likes: Sequence[Tensor]
+    ) -> None:
+        """Hand over what was written for guests, and store what others wrote for samples that live here."""
+        back = {
+            rank: [store.guests.of(samples) for store, _ in stores.values() if store.guests is not None]
+            for rank, samples in self.guests.items()
+        }
+        home = exchange(ranks, back, self.lent, likes)
+        for (store, _), rows in zip(stores.values(), home, strict=True):
+            store.guests = None
+            if samples := [
+                sample for sample, present in zip(rows.samples, rows.present.tolist(), strict=True) if present
+            ]:
+                store.put(samples, rows.rows[rows.present])
 
     def bring_home(self, ranks: Ranks, trial: Trial, likes: Rows) -> None:
         """Hand over the rows that were computed for others, and add those that others computed."""
         if not self.travels:
             return
-        samples: list[int] = []
-        rows: dict[str, Tensor] = {}
-        away = {sample for ids in self.guests.values() for sample in ids}
-        for name, like in likes.items():
-            by_sample = {
-                sample: row for ids, values in trial for sample, row in zip(ids, values[name], strict=True)
-            }
-            store = Store(0, ranks)
-            store.guests = {sample: by_sample[sample] for sample in away}
-            home = _move(ranks, store, like, self.guests, self.lent)
-            kept = {sample: row for sample, row in by_sample.items() if sample not in away} | home
-            samples = list(kept)
-            if kept:
-                rows[name] = torch.stack([row.to(like) for row in kept.values()])
+        ids = [sample for samples, _ in trial for sample in samples]
+        places = {sample: place for place, sample in enumerate(ids)}
+        computed = {
+            name: torch.cat([part[name].to(like) for _, part in trial])
+            if trial
+            else like.new_empty(like.shape)
+            for name, like in likes.items()
+        }
+        back = {
+            rank: [
+                Guests(
+                    samples,
+                    rows,
+                    torch.ones(len(samples), dtype=torch.bool),
+                    rows[_at(places, samples)].cpu(),
+                )
+                for rows in computed.values()
+            ]
+            for rank, samples in self.guests.items()
+        }
+        home = exchange(ranks, back, self.lent, list(likes.values()))
+        away = {sample for samples in self.guests.values() for sample in samples}
+        own = [sample for sample in ids if sample not in away]
+        rows = {
+            name: torch.cat([computed[name][_at(places, own)], arrived.rows.to(likes[name])])
+            for (name, arrived) in zip(likes, home, strict=True)
+        }
+        samples = [*own, *home[0].samples]
         trial[:] = [(samples, rows)] if samples else []
 
 
@@ -117,26 +149,5 @@ def assign(ids: Sequence[int], size: int) -> Tensor:
     return workers
 
 
-def _move(
-    ranks: Ranks,
-    store: Store,
-    like: Tensor,
-    away: Mapping[int, list[int]],
-    here: Mapping[int, list[int]],
-) -> dict[int, Tensor]:
-    """Send the rows of ``away``, and return those of ``here`` that came."""
-    out = {rank: store.lend(samples, like) for rank, samples in away.items()}
-    present = {rank: torch.zeros(len(samples), dtype=torch.uint8) for rank, samples in here.items()}
-    ranks.exchange({rank: flags for rank, (flags, _) in out.items()}, present)
-    rows = {
-        rank: torch.empty((len(samples), *like.shape[1:]), dtype=like.dtype)
-        for rank, samples in here.items()
-        if bool(present[rank].any())
-    }
-    ranks.exchange({rank: values for rank, (flags, values) in out.items() if bool(flags.any())}, rows)
-    return {
-        sample: rows[rank][k]
-        for rank in rows
-        for k, sample in enumerate(here[rank])
-        if bool(present[rank][k])
-    }
+def _at(places: Mapping[int, int], samples: Sequence[int]) -> list[int]:
+    return [places[sample] for sample in samples]

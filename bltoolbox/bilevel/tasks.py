@@ -58,6 +58,19 @@ class Tasks(ABC):
     def at(self, theta: Theta, counter: Counter) -> BoundTasks:
         """The tasks bound to θ; constants are computed once and shared by all chunks."""
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether ``prefetch`` does anything."""
+        return False
+
+    def prefetch(self, ids: Sequence[int]) -> None:
+        """Told which tasks are needed next, so that their data can be read meanwhile; does nothing by default."""
+        return None
+
+    def close(self) -> None:
+        """End what runs in the background; the tasks can still be used."""
+        return None
+
     def label(self, number: int) -> str:
         """The name of one task in tables."""
         return f"task {number + 1}"

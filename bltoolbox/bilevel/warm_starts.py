@@ -9,6 +9,9 @@ A store remembers which rows changed since the last checkpoint. Each sample has 
 is written to the inactive one, and ``commit`` switches. An oracle call that is interrupted leaves no
 trace, and nothing is copied for that.
 
+A store may keep its rows in half precision, or forget them at the end of each step. Both happen to every run alike,
+interrupted or not, so that a resumed run continues exactly.
+
 On several ranks sample i lives on rank i mod the number of ranks, for good; each store holds the rows of its rank. A
 rank that computes for another has those samples as guests, for one oracle call.
 """
@@ -19,28 +22,44 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.guests import Guests
+from bltoolbox.bilevel.half_precision import halve, is_halved, restored
+from bltoolbox.bilevel.scratch import in_scratch
 from bltoolbox.bilevel.transfers import Arrival, to_device, to_host
 from bltoolbox.distributed.ranks import ALONE, Ranks
 
 #: Stores of more bytes than this are mapped files.
 MAPPED = 64 * 2**20
 
+#: How warm starts are kept: as they are, rounded to half precision, or only until the end of a step.
+Keeping = Literal["full", "float16", "none"]
+#: Some rows as a checkpoint has them: ``ids``, ``rows`` and, in half precision, ``exponents``.
+Part = dict[str, Tensor]
+
 
 class Store:
     """Rows of one shape, by sample. Memory is taken when the first row is written."""
 
-    def __init__(self, count: int, ranks: Ranks = ALONE, folder: Path | None = None) -> None:
+    def __init__(
+        self, count: int, ranks: Ranks = ALONE, folder: Path | None = None, half: bool = False
+    ) -> None:
         self.ranks = ranks
-        #: Where a mapped file is made; the system's folder for temporary files if None.
+        #: Whether long rows are stored in half precision.
+        self.half = half
+        #: Where a mapped file is made if there is no better place.
         self.folder = folder
         self.count = len(range(ranks.rank, count, ranks.size))
         #: Two slots per sample: row i is ``rows[slot[i]·count + i]``.
         self.rows: Tensor | None = None
+        #: Of rows in half precision.
+        self.exponents: Tensor | None = None
         self.slot = torch.zeros(self.count, dtype=torch.long)
         self.present = torch.zeros(self.count, dtype=torch.bool)
         self._dirty = torch.zeros(self.count, dtype=torch.bool)
@@ -48,8 +67,8 @@ class Store:
         self._before: tuple[Tensor, Tensor, Tensor] | None = None
         self._written = torch.zeros(self.count, dtype=torch.bool)
         self._arriving: list[tuple[Tensor, Arrival]] = []
-        #: Samples of other ranks, with their rows where there are any.
-        self.guests: dict[int, Tensor | None] = {}
+        #: Rows of samples that live on other ranks.
+        self.guests: Guests | None = None
 
     def owns(self, sample: int) -> bool:
         """Whether a sample lives here."""
@@ -57,39 +76,31 @@ class Store:
 
     def get(self, samples: Sequence[int], cold: Tensor) -> Tensor:
         """The rows of ``samples``; where there is none yet, that of ``cold``."""
-        if self.guests:
-            return self._get_with_guests(samples, cold)
-        index = self._index(samples)
-        present = self.present[index]
-        if self.rows is None or not present.any():
+        present, rows = self._present_rows(samples)
+        if rows is None or not present.any():
             return cold
-        rows = to_device(self._read(index), cold)
+        if self.guests:
+            found = cold.clone()  # in its layout, whatever that of the rows that travelled
+            found[present.to(cold.device)] = to_device(rows[present], cold)
+            return found
+        rows = to_device(rows, cold)
         if present.all():
             return rows
         return torch.where(present.to(cold.device).view(-1, *(1,) * (cold.ndim - 1)), rows, cold)
 
     def has_any(self, samples: Sequence[int]) -> bool:
         """Whether there is a row of any of ``samples``."""
-        if self.guests:
-            return any(
-                (self.guests[sample] if sample in self.guests else self._row(sample)) is not None
-                for sample in samples
-            )
-        return bool(self.present[self._index(samples)].any())
+        return bool(self._present_rows(samples, flags=True)[0].any())
 
     def has_all(self, samples: Sequence[int]) -> bool:
         """Whether there is a row of each of ``samples``."""
-        if self.guests:
-            return all(self.has_any([sample]) for sample in samples)
-        return bool(self.present[self._index(samples)].all())
+        return bool(self._present_rows(samples, flags=True)[0].all())
 
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""
         if self.guests:
-            mine = [k for k, sample in enumerate(samples) if sample not in self.guests]
-            for k, sample in enumerate(samples):
-                if sample in self.guests:
-                    self.guests[sample] = rows[k]
+            mine, theirs = self._divided(samples)
+            self.guests.put([samples[k] for k in theirs], rows[theirs])
             samples, rows = [samples[k] for k in mine], rows[mine]
             if not mine:
                 return
@@ -107,17 +118,13 @@ class Store:
         if self._lands_at_once(rows):
             self._arrive()
 
-    def lend(self, samples: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of ``samples`` (own or guests) have a row, and the rows, zero elsewhere: one per sample, as
-        ``like``."""
-        present = torch.zeros(len(samples), dtype=torch.uint8)
-        rows = torch.zeros((len(samples), *like.shape[1:]), dtype=like.dtype)
-        for k, sample in enumerate(samples):
-            row = self.guests[sample] if sample in self.guests else self._row(sample)
-            if row is not None:
-                present[k] = 1
-                rows[k] = row.to(rows)
-        return present, rows
+    def lend(self, samples: Sequence[int], like: Tensor) -> Guests:
+        """The rows of some samples that live here, to be sent to another rank."""
+        lent = Guests(samples, like)
+        lent.present, rows = self._present_rows(samples)
+        if rows is not None:
+            lent.rows[lent.present] = rows[lent.present].to(like.dtype)
+        return lent
 
     def begin(self) -> None:
         """From now on changes take effect only with ``commit``."""
@@ -140,12 +147,12 @@ class Store:
         self.rollback()
         self.begin()
 
-    def changed(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def changed(self) -> Iterator[Part]:
         """Ids and rows (on the CPU) written since the last ``mark_saved``, a part at a time."""
         return self._parts(self._dirty)
 
-    def everything(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and rows of all that is known, a part at a time."""
+    def everything(self) -> Iterator[Part]:
+        """Ids and rows of all that is present, a part at a time."""
         return self._parts(self.present)
 
     @property
@@ -162,6 +169,8 @@ class Store:
         ids, rows = held["ids"], held["rows"]
         if not len(ids):
             return
+        if "exponents" in held:
+            rows = restored(rows, held["exponents"])
         here = ids % self.ranks.size == self.ranks.rank
         if bool(here.any()):
             self.put(ids[here].tolist(), rows[here])
@@ -170,13 +179,19 @@ class Store:
         """Local numbers of samples that live here."""
         return torch.as_tensor(samples, dtype=torch.long) // self.ranks.size
 
+    def _ids(self, index: Tensor) -> Tensor:
+        """The samples with these local numbers."""
+        return index * self.ranks.size + self.ranks.rank
+
     def _place(self, index: Tensor) -> Tensor:
         return self.slot[index] * self.count + index
 
     def _read(self, index: Tensor) -> Tensor:
         assert self.rows is not None
         self._arrive()
-        return self.rows[self._place(index)]
+        place = self._place(index)
+        rows = self.rows[place]
+        return rows if self.exponents is None else restored(rows, self.exponents[place])
 
     @staticmethod
     def _lands_at_once(rows: Tensor) -> bool:
@@ -186,66 +201,149 @@ class Store:
         """Store the rows that were being copied."""
         for place, arrival in self._arriving:
             assert self.rows is not None
-            self.rows[place] = arrival.wait().to(self.rows)
+            rows = arrival.wait()
+            if self.exponents is not None:
+                rows, self.exponents[place] = halve(rows)
+            self.rows[place] = rows.to(self.rows)
         self._arriving.clear()
 
     def _allocate(self, like: Tensor) -> Tensor:
         """Room for all rows, those of three dimensions channels last, in a file without a name if it is large."""
-        size, shape = 2 * self.count, tuple(like.shape[1:])
+        size, shape, dtype = 2 * self.count, tuple(like.shape[1:]), like.dtype
+        if self.half and is_halved(like):
+            dtype, self.exponents = torch.float16, torch.zeros(size, dtype=torch.int16)
         # Batches of such rows come and go in that order, so that a copy is a plain copy.
         channels_last = len(shape) == 3
         if channels_last:
             shape = (*shape[1:], shape[0])
         numbers = size * max(1, torch.Size(shape).numel())
-        if numbers * like.element_size() > MAPPED:
-            rows = _mapped(numbers, like.dtype, self.folder).view(size, *shape)
+        if numbers * dtype.itemsize > MAPPED:
+            rows = _mapped(numbers, dtype, self.folder).view(size, *shape)
         else:
-            rows = torch.empty((size, *shape), dtype=like.dtype)
+            rows = torch.empty((size, *shape), dtype=dtype)
         return rows.permute(0, 3, 1, 2) if channels_last else rows
 
-    def _row(self, sample: int) -> Tensor | None:
-        index = torch.tensor([sample // self.ranks.size])
-        return self._read(index)[0] if self.rows is not None and self.present[index[0]] else None
+    def _present_rows(self, samples: Sequence[int], flags: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Which of ``samples`` have a row, and unless only ``flags`` are wanted the rows, anything elsewhere."""
+        mine, theirs = self._divided(samples)
+        index = self._index([samples[k] for k in mine])
+        present = self.present[index]
+        rows = None if flags or not present.any() else self._read(index)
+        if not theirs:
+            return present, rows
+        assert self.guests is not None
+        numbers = self.guests.index([samples[k] for k in theirs])
+        everyone = torch.zeros(len(samples), dtype=torch.bool)
+        everyone[mine], everyone[theirs] = present, self.guests.present[numbers]
+        if flags:
+            return everyone, None
+        found = self.guests.rows.new_empty((len(samples), *self.guests.rows.shape[1:]))
+        found[theirs] = self.guests.rows[numbers]
+        if rows is not None:
+            found[mine] = rows.to(found)
+        return everyone, found
 
-    def _get_with_guests(self, samples: Sequence[int], cold: Tensor) -> Tensor:
-        rows = cold.clone()
-        for k, sample in enumerate(samples):
-            row = self.guests[sample] if sample in self.guests else self._row(sample)
-            if row is not None:
-                rows[k] = row.to(cold)
-        return rows
+    def _divided(self, samples: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The places of samples that live here, and of guests."""
+        if not self.guests:
+            return list(range(len(samples))), []
+        theirs = [k for k, sample in enumerate(samples) if sample in self.guests]
+        return [k for k, sample in enumerate(samples) if sample not in self.guests], theirs
 
-    def _parts(self, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, mask: Tensor) -> Iterator[Part]:
         index = torch.nonzero(mask).flatten()
         if self.rows is None or not len(index):
             return
         row = self.rows[0].numel() * self.rows.element_size()
-        for places in index.split(max(1, MAPPED // (2 * row))):
-            yield places * self.ranks.size + self.ranks.rank, self._read(places).contiguous()
+        self._arrive()
+        for numbers in index.split(max(1, MAPPED // (2 * row))):
+            place = self._place(numbers)
+            part = {"ids": self._ids(numbers), "rows": self.rows[place].contiguous()}
+            yield part if self.exponents is None else part | {"exponents": self.exponents[place]}
+
+
+class StepStore(Store):
+    """Rows of the samples of one step, forgotten at its end: memory for one batch, not for the data set."""
+
+    def __init__(self, ranks: Ranks = ALONE, folder: Path | None = None) -> None:
+        super().__init__(0, ranks, folder)
+        #: Local numbers by sample, in the order in which they were asked for.
+        self._numbers: dict[int, int] = {}
+
+    def forget(self) -> None:
+        """The step has ended; its memory serves the next one."""
+        self._arriving.clear()
+        self._numbers.clear()
+        for flags in (self.present, self._dirty, self._written, self.slot):
+            flags.zero_()
+
+    def _index(self, samples: Sequence[int]) -> Tensor:
+        for sample in samples:
+            self._numbers.setdefault(int(sample), len(self._numbers))
+        if len(self._numbers) > self.count:
+            self._grow(max(len(self._numbers), 2 * self.count))
+        return torch.tensor([self._numbers[int(sample)] for sample in samples], dtype=torch.long)
+
+    def _ids(self, index: Tensor) -> Tensor:
+        return torch.tensor(list(self._numbers), dtype=torch.long)[index]
+
+    def _grow(self, count: int) -> None:
+        self._arrive()
+        before, more, rows = self.count, count - self.count, self.rows
+        self.slot, self.present, self._dirty, self._written = (
+            torch.cat([flags, flags.new_zeros(more)])
+            for flags in (self.slot, self.present, self._dirty, self._written)
+        )
+        if self._before is not None:
+            slot, present, dirty = (torch.cat([flags, flags.new_zeros(more)]) for flags in self._before)
+            self._before = slot, present, dirty
+        self.count = count
+        if rows is not None:
+            self.rows = self._allocate(rows)
+            self.rows[:before], self.rows[count : count + before] = rows[:before], rows[before:]
 
 
 class Stores(dict[str, Store]):
     """Stores by name, each made when it is first asked for; they begin, commit and roll back together."""
 
-    def __init__(self, count: int, ranks: Ranks = ALONE) -> None:
+    def __init__(self, count: int, ranks: Ranks = ALONE, keeping: Keeping = "full") -> None:
         super().__init__()
         self.count = count
         self.ranks = ranks
+        self.keeping = keeping
+        #: Whether rows were forgotten since the last checkpoint, which then may not add to those before it.
+        self.forgotten = False
         self.folder: Path | None = None
         self._open = False
 
     def __missing__(self, name: str) -> Store:
-        store = self[name] = Store(self.count, self.ranks)
-        store.folder = self.folder
+        if self.keeping == "none":
+            store: Store = StepStore(self.ranks, self.folder)
+        else:
+            store = Store(self.count, self.ranks, self.folder, half=self.keeping == "float16")
+        self[name] = store
         if self._open:
             store.begin()
         return store
 
     def lie_in(self, folder: Path) -> None:
-        """The folder of large stores, also for later ones."""
+        """The folder of large stores where there is no better place, also for later ones."""
         self.folder = folder
         for store in self.values():
             store.folder = folder
+
+    def end_step(self) -> None:
+        """A step has ended: forget its rows if they are kept no longer than that."""
+        for store in self.values():
+            if isinstance(store, StepStore):
+                store.forget()
+                self.forgotten = True
+
+    def mark_saved(self) -> None:
+        """Mark all rows of all stores as saved on disk."""
+        self.forgotten = False
+        for store in self.values():
+            store.mark_saved()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -272,8 +370,12 @@ def mapped_copy(rows: Tensor, folder: Path | None) -> Tensor:
 
 
 def _mapped(numbers: int, dtype: torch.dtype, folder: Path | None) -> Tensor:
-    """A vector in a mapped file that is already unlinked. Its space is allocated now, so that a full disk cannot
-    cause a crash later."""
+    """A vector in a mapped file that is already unlinked; ``folder`` is used where there is no better place."""
+    return in_scratch(folder, partial(_mapped_in, numbers, dtype))
+
+
+def _mapped_in(numbers: int, dtype: torch.dtype, folder: Path) -> Tensor:
+    """Its space is allocated now, so that a full disk cannot cause a crash later."""
     descriptor, name = tempfile.mkstemp(prefix="warm-", suffix=".rows", dir=folder)
     try:
         size = numbers * dtype.itemsize

@@ -148,6 +148,7 @@ def _solve(trained: Trained, overrides: list[str], metrics: str | None, registry
     """The evaluation tasks of a problem that is not about images."""
     import torch
 
+    from bltoolbox.bilevel.chunk_size import chunk_size
     from bltoolbox.bilevel.device import DTYPES, pick_device
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate_tasks, metrics_of
@@ -182,13 +183,14 @@ def _solve(trained: Trained, overrides: list[str], metrics: str | None, registry
         build_evaluation_solver(recipe, registry),
         tol=recipe.evaluation_tol,
         limit=recipe.iteration_limit,
-        chunk=recipe.chunk,
+        chunk=chunk_size(recipe.chunk, tasks),
         metrics=wanted,
     )
 
 
 def _restore(model: Model, overrides: list[str], names: str, registry: Registry) -> Evaluation:
     """The evaluation images of a recipe."""
+    from bltoolbox.bilevel.chunk_size import chunk_size
     from bltoolbox.config.recipe import recipe_from_dict
     from bltoolbox.restoration.evaluation import evaluate as restore
     from bltoolbox.restoration.evaluation import metrics_of
@@ -216,6 +218,6 @@ def _restore(model: Model, overrides: list[str], names: str, registry: Registry)
         solver,
         tol=recipe.evaluation_tol,
         limit=recipe.iteration_limit,
-        chunk=recipe.chunk,
+        chunk=chunk_size(recipe.chunk, samples),
         metrics=[metric.name for metric in metrics],
     )

@@ -59,9 +59,27 @@ def find_misfits(settings: Mapping[str, Any], registry: Registry) -> list[Misfit
     constraint = settings.get("constraint") or "none"
     found = list(_complaints(blocks, constraint, traits_of))
     return [
-        replace(one, message=one.message + _advice(one, blocks, constraint, registry, traits_of))
-        for one in found
+        *(
+            replace(one, message=one.message + _advice(one, blocks, constraint, registry, traits_of))
+            for one in found
+        ),
+        *_lost_iterates(settings.get("checkpoint"), blocks, traits_of),
     ]
+
+
+def _lost_iterates(checkpoint: Any, blocks: Mapping[str, Block], traits_of: TraitsOf) -> Iterator[Misfit]:
+    """Methods whose iterates are the warm starts, where these are rounded or dropped."""
+    given = checkpoint if isinstance(checkpoint, Mapping) else getattr(checkpoint, "__dict__", {})
+    keeping = given.get("warm_starts", "full")
+    effect = {"float16": "rounds", "none": "drops"}.get(keeping) if isinstance(keeping, str) else None
+    for section in ("hypergradient", "upper_optimizer") if effect else ():
+        for block in _with_nested(blocks.get(section)):
+            if "needs_memory" in (traits_of(block.kind, block.name) or Traits()).flags:
+                owner = f"{section} {block.name!r}"
+                sentence = f"warm_starts: {keeping} {effect} what {owner} iterates on from step to step"
+                yield Misfit(
+                    "checkpoint", section, f"{sentence}; use warm_starts: full, or another {section}"
+                )
 
 
 def _complaints(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) -> Iterator[Misfit]:

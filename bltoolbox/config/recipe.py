@@ -98,8 +98,11 @@ class Recipe(Shown):
         certificates: What is logged about accuracy.
         checkpoint: How often the run is saved.
         loggers: Components that follow the run, e.g. [csv]; they do not affect the result.
-        chunk: Samples solved at once.
-        workers: Threads that read and decode images; 0 reads them in the main thread. They do not affect the result.
+        chunk: Samples solved at once. auto fits half of the free memory, at most 32 on the CPU, and is halved once if
+            memory runs out; the size is part of checkpoints, so that a resumed run continues exactly.
+        workers: Threads that read images and simulate measurements, with one more that loads the next batch while the
+            current one is solved; 0 does all of it in the main thread. auto is 2 on a GPU and 0 on the CPU, which is
+            busy anyway. They do not affect the result.
         iteration_limit: Maximum number of iterations of one lower-level solve.
         evaluation_tol: Accuracy of the restored images when evaluating, relative to the width of their range of values.
     """
@@ -135,8 +138,8 @@ class Recipe(Shown):
     certificates: Certificates = Certificates()
     checkpoint: Checkpoint = Checkpoint()
     loggers: tuple[Annotated[Block, OfKind("logger")], ...] = ()
-    chunk: Annotated[int, Gt(0)] = 32
-    workers: Annotated[int, Ge(0)] = 0
+    chunk: Annotated[int, Gt(0)] | Literal["auto"] = 32
+    workers: Annotated[int, Ge(0)] | Literal["auto"] = "auto"
     iteration_limit: Annotated[int, Gt(0)] = 2000
     evaluation_tol: Annotated[float, Gt(0)] = 1e-2
 

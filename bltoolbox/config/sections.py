@@ -55,14 +55,22 @@ class Validation:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """When checkpoints are written.
+    """When checkpoints are written, and what becomes of warm starts, which are most of their bytes.
 
     Args:
         every: Seconds between checkpoints; 0 writes one after every oracle call. Less often if they would take more
             than 5 % of the time.
+        warm_starts: How warm starts are kept from step to step: full; float16, in half of the bytes and with 11 bits;
+            or none, so that every step starts cold and memory and checkpoints hold one batch. A run is resumed
+            exactly with each. Methods whose iterates are the warm starts need full.
+        keep_finished: Keep the warm starts on disk when the run has finished. Without them a finished run can still be
+            resumed with a larger budget, but starts cold, so the result is that of a longer run up to the
+            tolerances only. Methods whose iterates are the warm starts always keep them.
     """
 
     every: Annotated[float, Ge(0)] = 60.0
+    warm_starts: Literal["full", "float16", "none"] = "full"
+    keep_finished: bool = False
 
 
 @dataclass(frozen=True)

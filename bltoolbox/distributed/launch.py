@@ -26,6 +26,8 @@ from bltoolbox.errors import UsageError
 #: Where the ranks find each other, the pipe that closes with the launcher, and how long ranks wait for each other.
 RENDEZVOUS, LIFELINE, TIMEOUT = "BLT_RENDEZVOUS", "BLT_LIFELINE", "BLT_RANK_TIMEOUT"
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+#: The number of a rank on its machine, by whoever started it.
+_LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 #: The default and the maximum of the time limit, in seconds.
 _WAIT, _LONGEST_WAIT = 1800.0, 1e7
 _PAUSE = 0.05
@@ -48,17 +50,18 @@ class Place:
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        """From the variables that torchrun sets."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+        """From the variables that torchrun sets; the number on this machine may also come from Slurm or Open MPI."""
         if "RANK" not in environment or "WORLD_SIZE" not in environment:
             return cls()
+        local = next((name for name in _LOCAL if name in environment), _LOCAL[0])
+        names = ("RANK", "WORLD_SIZE", local, "TORCHELASTIC_RESTART_COUNT")
         try:
-            rank, size, local, restarts = (int(environment.get(name, "0")) for name in names)
+            rank, size, number, restarts = (int(environment.get(name, "0")) for name in names)
         except ValueError as error:
             raise UsageError(f"{', '.join(names)} must be numbers, as torchrun sets them: {error}") from error
-        if not 0 <= rank < size or local < 0 or restarts < 0:
-            raise UsageError(f"RANK={rank}, LOCAL_RANK={local} is not one of WORLD_SIZE={size} ranks")
-        return cls(rank, size, local, restarts)
+        if not 0 <= rank < size or number < 0 or restarts < 0:
+            raise UsageError(f"RANK={rank}, {local}={number} is not one of WORLD_SIZE={size} ranks")
+        return cls(rank, size, number, restarts)
 
 
 def invocation(environment: Mapping[str, str] = os.environ) -> str:

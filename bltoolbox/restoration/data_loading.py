@@ -8,9 +8,9 @@ clipped. A loss that compares with measurements splits y in the same way, in tra
 measured.
 
 Images are read and measurements are simulated in ``workers`` threads or in the calling one; both depend on the id
-alone, so the result is the same. Measurements are kept up to a limit, so that few are simulated twice: this is the one
-part of memory that grows with the number of images, until the limit is reached. Whatever loads batches faster, such as
-prefetching, belongs here.
+alone, so the result is the same. With workers, one more thread loads the next batch while the current one is
+solved (``prefetch``). Samples are kept up to a limit, so that few are loaded twice: this is the one part of memory that
+grows with the number of images, until the limit is reached.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Literal, TypeVar
 
@@ -27,26 +29,20 @@ import torch
 from torch import Tensor
 
 from bltoolbox.bilevel.records import Rows, Theta
-from bltoolbox.bilevel.tensors import beside, keyed_generator
-from bltoolbox.config.reading import Limit
+from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.errors import BltError
 from bltoolbox.restoration.layout import image_layout, to_gray
+from bltoolbox.restoration.next_batch import NextBatch
 from bltoolbox.restoration.roles import Data, Noise, Operator, Sample, UpperLoss
-
-#: Bytes of measurements that are kept on the host; simulating the others again costs little beside solving for them.
-KEPT = Limit(
-    "kept measurements",
-    2**28,
-    "bytes",
-    "of each of the training, validation and test images",
-    "BLT_KEPT_MEASUREMENTS",
-)
+from bltoolbox.restoration.sample_cache import SampleCache, SampleRow, stacked
 
 Color = Literal["rgb", "gray"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 #: y and, where the loss has made one, the target.
 Measured = tuple[Tensor, Tensor | None]
+#: Data components need not be prepared for two callers at a time, and splits may share one.
+_LOADING = threading.Lock()
 
 
 class Samples:
@@ -88,12 +84,12 @@ class Samples:
         exact = {name: value.double().cpu() for name, value in (operator_theta or {}).items()}
         self.operator_theta = operator.prepare(exact)
         self.ids = range(len(data)) if ids is None else ids
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="blt-images") if workers else None
+        self.workers = workers
+        self._pool: ThreadPoolExecutor | None = None
         self.recorded = data.offers("measured")
         self.has_truth = data.offers("clean")
-        self._kept: dict[int, Measured] = {}
-        self._kept_bytes = 0
-        self._most_kept = KEPT.most
+        self.cache = SampleCache(self.device)
+        self._next = NextBatch()
         self.shape = self._find_shape()
 
     def __len__(self) -> int:
@@ -115,7 +111,8 @@ class Samples:
         if self.training or self.loss is None or not self.loss.offers("split"):
             return self
         other = copy.copy(self)
-        other.training, other._kept, other._kept_bytes = True, {}, 0
+        other.training, other.cache, other._next = True, SampleCache(self.device), NextBatch()
+        other._pool = None
         return other
 
     def label(self, position: int) -> str:
@@ -133,24 +130,79 @@ class Samples:
     def batch(self, positions: Sequence[int]) -> Sample:
         """The samples at ``positions`` of this set, with their measurements."""
         ids = [self.ids[position] for position in positions]
-        try:
-            truth = self._clean(ids) if self.has_truth else None
-            context = dict(self.data.context(ids))
-            measurements = self._measured(ids, truth, context)
-        except (ValueError, OSError) as error:
-            raise BltError(f"an image cannot be loaded: {error}") from error
-        targets = [target for _, target in measurements if target is not None]
+        with self._loading(ids):
+            try:
+                context = dict(self.data.context(ids))
+                rows = self._rows(ids, context)
+            except (ValueError, OSError) as error:
+                raise BltError(f"an image cannot be loaded: {error}") from error
         return Sample(
             positions,
-            self._placed(torch.stack([y for y, _ in measurements])),
-            truth=None if truth is None else self._placed(truth),
-            target=self._placed(torch.stack(targets)) if targets else None,
+            self._stacked([row.y for row in rows]),
+            truth=self._stacked([row.truth for row in rows]) if self.has_truth else None,
+            target=self._stacked([row.target for row in rows])
+            if rows and rows[0].target is not None
+            else None,
             context=converted(context, self.dtype, self.device),
             range=self.data.range,
         )
 
-    def _placed(self, rows: Tensor) -> Tensor:
-        return image_layout(beside(rows.to(self.dtype), torch.empty(0, device=self.device)))
+    def prefetch(self, positions: Sequence[int]) -> None:
+        """Load samples that are needed soon in a thread of their own; does nothing without workers.
+
+        What fails there is tried again, and then reported, when the batch is needed.
+        """
+        ids = [self.ids[position] for position in positions]
+        if not self.workers or all(i in self.cache.rows for i in ids):
+            return
+        self._next.start(lambda: self._load_ahead(ids), self.device)
+
+    def close(self) -> None:
+        """End all threads; the samples can still be used."""
+        self._next.finish()
+        self._next.rows = {}
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        other = vars(self).get("as_in_training")
+        if other is not None and other is not self:
+            other.close()
+
+    @contextmanager
+    def _loading(self, ids: Sequence[int]) -> Iterator[None]:
+        """While the data component may be asked; a batch that is kept need not wait for the next one."""
+        if all(i in self.cache.rows for i in ids) and not self.data.offers("context"):
+            yield
+            return
+        self._next.finish()
+        with _LOADING:
+            yield
+
+    def _load_ahead(self, ids: Sequence[int]) -> dict[int, SampleRow]:
+        with _LOADING:
+            rows = self._rows(ids, dict(self.data.context(ids)))
+            return {i: row.to(self.device) for i, row in zip(ids, rows, strict=True)}
+
+    def _rows(self, ids: Sequence[int], context: Rows) -> list[SampleRow]:
+        """The samples ``ids``; those that are neither kept nor loaded ahead are read and simulated."""
+        rows = {i: row for i in ids if (row := self.cache.get(i) or self._next.rows.get(i)) is not None}
+        places = {i: place for place, i in enumerate(ids) if i not in rows}
+        missing = list(places)
+        if missing:
+            truth = self._clean(missing) if self.has_truth else None
+            some = {name: entry[list(places.values())] for name, entry in context.items()}
+            for number, (i, (y, target)) in enumerate(
+                zip(missing, self._measured(missing, truth, some), strict=True)
+            ):
+                shown = None if truth is None else truth[number].to(self.dtype)
+                rows[i] = SampleRow(y, shown, target)
+        for i, row in rows.items():
+            self.cache.keep(i, row)
+        return [rows[i] for i in ids]
+
+    def _stacked(self, rows: Sequence[Tensor | None]) -> Tensor:
+        tensors = [row for row in rows if row is not None]
+        return image_layout(stacked(tensors, self.device))
 
     def _find_shape(self) -> tuple[int, ...]:
         """Of the images, from the first one; refuses recorded measurements that the operator cannot have made."""
@@ -187,35 +239,31 @@ class Samples:
         return to_gray(images) if self.color == "gray" else images
 
     def _read(self, read: Callable[[Sequence[int]], Tensor], ids: Sequence[int]) -> Tensor:
-        if self.pool is None or len(ids) < 2:
+        if not self.workers or len(ids) < 2:
             return read(ids)
-        return torch.cat(list(self.pool.map(lambda i: read([i]), ids)))
+        return torch.cat(list(self._each(lambda i: read([i]), ids)))
 
     def _measured(self, ids: Sequence[int], truth: Tensor | None, context: Rows) -> list[Measured]:
-        """The measurements of some samples; those that are not kept are read or simulated."""
-        missing = [place for place, i in enumerate(ids) if i not in self._kept]
-        recorded = None
-        if self.recorded and missing:
-            recorded = self._in_color(self._read(self.data.measured, [ids[place] for place in missing]))
+        """The measurements of some samples, read or simulated."""
+        recorded = self._in_color(self._read(self.data.measured, ids)) if self.recorded else None
 
-        def measure(item: tuple[int, int]) -> Measured:
-            number, place = item
+        def measure(place: int) -> Measured:
             row = {name: rows[place : place + 1] for name, rows in context.items()}
             if recorded is not None:
-                y = recorded[number].double()
+                y = recorded[place].double()
             else:
                 assert truth is not None
                 y = self._simulate(ids[place], truth[place : place + 1], row)
             return self._split(ids[place], y, row)
 
-        made = dict(zip(missing, self._each(measure, list(enumerate(missing))), strict=True))
-        measurements = [made[place] if place in made else self._kept[i] for place, i in enumerate(ids)]
-        for place, measurement in made.items():
-            self._keep(ids[place], measurement)
-        return measurements
+        return list(self._each(measure, range(len(ids))))
 
     def _each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        return map(work, items) if self.pool is None else self.pool.map(work, items)
+        if not self.workers:
+            return map(work, items)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="blt-images")
+        return self._pool.map(work, items)
 
     def _simulate(self, i: int, truth: Tensor, context: Rows) -> Tensor:
         """y of one sample, without its batch dimension."""
@@ -245,11 +293,12 @@ class Samples:
             raise BltError(f"measurement {self.data.label(i)}: {sentence}")
         return y.to(self.dtype), None if target is None else target.to(self.dtype)
 
-    def _keep(self, i: int, measurement: Measured) -> None:
-        size = sum(tensor.nbytes for tensor in measurement if tensor is not None)
-        if self._kept_bytes + size <= self._most_kept and i not in self._kept:
-            self._kept[i] = measurement
-            self._kept_bytes += size
+
+def reading_threads(workers: int | Literal["auto"], device: torch.device) -> int:
+    """How many threads read samples; on the CPU they would only take turns with the solver."""
+    if workers == "auto":
+        return 0 if device.type == "cpu" else 2
+    return workers
 
 
 def _refuse_other_range(images: Tensor, span: tuple[float, float]) -> None:

@@ -13,7 +13,7 @@ from bltoolbox.config.block import Block
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.errors import RecipeError, UsageError
-from bltoolbox.restoration.data_loading import Samples
+from bltoolbox.restoration.data_loading import Samples, reading_threads
 from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.variational import Variational
 
@@ -100,7 +100,7 @@ def measured(
             dtype=DTYPES[recipe.dtype],
             device=device,
             ids=ids,
-            workers=recipe.workers,
+            workers=reading_threads(recipe.workers, device),
         )
     except ValueError as error:
         raise refusal(recipe, key, f"{getattr(recipe, key).name}: {error}") from error

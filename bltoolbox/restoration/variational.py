@@ -193,6 +193,16 @@ class VariationalTasks(Tasks):
     def at(self, theta: Theta, counter: Counter) -> VariationalTasksAt:
         return VariationalTasksAt(self.problem.at(theta, self.samples.shape, counter), self.samples)
 
+    @property
+    def reads_ahead(self) -> bool:
+        return self.samples.workers > 0
+
+    def prefetch(self, ids: Sequence[int]) -> None:
+        self.samples.prefetch(ids)
+
+    def close(self) -> None:
+        self.samples.close()
+
     def label(self, number: int) -> str:
         return self.samples.label(number)
 

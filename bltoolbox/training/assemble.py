@@ -6,12 +6,14 @@ Nothing is written to disk here, so an impossible combination costs nothing but 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.chunk_size import chunk_size
 from bltoolbox.bilevel.device import DTYPES, pick_device
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.bilevel.kept import MOST
@@ -61,6 +63,8 @@ def assemble(
     """
     registry = registry or load_registry()
     device = pick_device(recipe.device, ranks)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what names no device must not end up on the first one
     check_partners(recipe, registry)
     like = torch.zeros((), dtype=DTYPES[recipe.dtype], device=device)
     problem = _problem(recipe, registry, device, given or {})
@@ -86,7 +90,8 @@ def assemble(
         train,
         parts["lower_solver"],
         parts["hypergradient"],
-        chunk=recipe.chunk,
+        chunk=chunk_size(recipe.chunk, train),
+        adaptive=recipe.chunk == "auto",
         iteration_limit=recipe.iteration_limit,
         strict=not parts["upper_optimizer"].handles_floor,
         estimates=True,
@@ -95,6 +100,7 @@ def assemble(
         wants=_wanted(recipe, parts["sampler"], parts["hypergradient"]),
         seed=recipe.seed,
         ranks=ranks,
+        keeping=recipe.checkpoint.warm_starts,
     )
     _refuse_certified(recipe, oracle, theta)
     _account_for_memory(recipe, oracle, theta)
@@ -214,14 +220,16 @@ def _refuse_certified(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> No
 
 def _account_for_memory(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> None:
     """Log what components keep of every sample, and refuse what would fill a disk."""
-    count = len(oracle.tasks)
+    share = {"full": 1.0, "float16": 0.5, "none": 0.0}[oracle.stores.keeping]
+    count = math.ceil(len(oracle.tasks) / oracle.ranks.size)
     for section, kept in zip(("hypergradient", "lower_solver"), oracle.kept(theta), strict=True):
-        if not kept.row_bytes:
+        if not (row := math.ceil(share * kept.row_bytes)):
             continue
-        name, total = getattr(recipe, section).name, count * kept.row_bytes
+        name, total = getattr(recipe, section).name, count * row
         sentence = (
-            f"{name!r} keeps {quantity(kept.row_bytes)} ({listed(list(kept.examples), 'and')}) of each of {count:,}"
-            f" samples, {quantity(total)} in all"
+            f"{name!r} keeps {quantity(row)} ({listed(list(kept.examples), 'and')}) of each of"
+            f" {len(oracle.tasks):,} samples, {quantity(total)} in all"
+            + (f" on each of {oracle.ranks.size} ranks" if oracle.ranks.size > 1 else "")
         )
         if total > MOST:
             message = f"{sentence}, above the limit of {quantity(MOST)}; use fewer or smaller images"

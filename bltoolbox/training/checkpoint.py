@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from bltoolbox.bilevel.warm_starts import MAPPED, Stores
+from bltoolbox.bilevel.warm_starts import MAPPED, Part, Stores
 from bltoolbox.config.names import CHECKPOINT_NAME, is_component
 from bltoolbox.config.reading import CHECKPOINT, FileRefused, file_size, open_file
 from bltoolbox.distributed.ranks import ALONE, Ranks
@@ -98,18 +97,19 @@ def _read_payload(path: Path) -> bytes:
 
 
 def _segments(
-    changed: Mapping[str, Iterator[tuple[Tensor, Tensor]]],
-) -> Iterator[tuple[dict[str, dict[str, Tensor]], int]]:
+    changed: Mapping[str, Iterator[Part]],
+) -> Iterator[tuple[dict[str, Part], int]]:
     """The content of the files of one checkpoint."""
-    parts: dict[str, dict[str, Tensor]] = {}
+    parts: dict[str, Part] = {}
     count, size = 0, 0
     for name, pieces in changed.items():
-        for ids, rows in pieces:
-            if parts and (name in parts or size + rows.nbytes > MAPPED):
+        for piece in pieces:
+            nbytes = piece["rows"].nbytes
+            if parts and (name in parts or size + nbytes > MAPPED):
                 yield parts, count
                 parts, count, size = {}, 0, 0
-            parts[name] = {"ids": ids, "rows": rows}
-            count, size = count + len(ids), size + rows.nbytes
+            parts[name] = piece
+            count, size = count + len(piece["ids"]), size + nbytes
     if parts:
         yield parts, count
 
@@ -144,10 +144,11 @@ class Checkpoints:
         self.segments: list[tuple[str, int]] = []
         self.number = 0
 
-    def save(self, content: Mapping[str, Any]) -> None:
+    def save(self, content: Mapping[str, Any], warm_starts: bool = True) -> None:
         """Write the changes, then the manifest that makes them valid, then delete files that are no longer needed.
 
-        ``content`` is that of rank 0, except for its entry ``own``, which differs between ranks.
+        ``content`` is that of rank 0, except for its entry ``own``, which differs between ranks. Without
+        ``warm_starts`` this checkpoint is the only one, and no file of them is left.
         """
         ranks, number = self.ranks, self.number + 1
         changed = {name: store.changed() for name, store in self.stores.items()}
@@ -156,9 +157,12 @@ class Checkpoints:
         counts = ranks.gather("checkpoint", [rows, present])
         held = sum(count for _, count in self.segments) + sum(new for new, _ in counts)
         segments = self.segments
-        if sum(new for new, _ in counts) and held > _SLACK * max(sum(all_ for _, all_ in counts), 1):
+        many = sum(new for new, _ in counts) and held > _SLACK * max(sum(all_ for _, all_ in counts), 1)
+        if many or self.stores.forgotten:
             changed = {name: store.everything() for name, store in self.stores.items()}
             segments, rows = [], present
+        if not warm_starts:
+            changed, segments = {}, []
         rest = dict(content)
         own = rest.pop("own", None)
 
@@ -183,10 +187,12 @@ class Checkpoints:
         name = f"state-{number:08d}.ckpt"
         ranks.each("checkpoint, manifest", lambda: self._write(name, manifest) if ranks.first else None)
         self.number, self.segments = number, segments
-        for store in self.stores.values():
-            store.mark_saved()
+        if warm_starts:
+            self.stores.mark_saved()
+        else:
+            self.stores.forgotten = True
         if ranks.first:
-            self._prune()
+            self._prune(_KEPT if warm_starts else 1)
 
     def load(
         self, find_flaw: Callable[[Mapping[str, Any]], str | None] = lambda content: None
@@ -239,8 +245,7 @@ class Checkpoints:
             with refusing_misfits(segment.name):
                 for kind, held in read_checked(segment).items():
                     self.stores[_RENAMED.get(kind, kind)].restore(held)
-        for store in self.stores.values():
-            store.mark_saved()
+        self.stores.mark_saved()
         self.segments = [(str(segment), int(count)) for segment, count in manifest["segments"]]
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
@@ -314,9 +319,9 @@ class Checkpoints:
         )
         return [int(match[1]) for match in matches if match] or [0]
 
-    def _prune(self) -> None:
+    def _prune(self, kept: int) -> None:
         """Keep the last manifests and the segments that they name."""
-        for path in self._manifests()[:-_KEPT]:
+        for path in self._manifests()[:-kept]:
             remove(path, within=self.folder.parent)
         self._remove_orphans()
 

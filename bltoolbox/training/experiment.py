@@ -7,6 +7,7 @@ held-out tasks, in imaging images, are solved from a cold start; the best θ and
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,6 +65,11 @@ _ZERO = (
     " upper_optimizer.adjoint_tol, or set upper_optimizer.tol to auto"
 )
 
+_COLD = (
+    "warm starts are dropped when a run finishes, so solves start cold: the result is that of a longer run up to the"
+    " tolerances; checkpoint.keep_finished: true keeps them"
+)
+
 #: Evaluation images kept for the figure.
 _PICTURES = 4
 
@@ -89,6 +95,11 @@ class Experiment:
     loggers: Sequence[Listener] = ()
     #: The run directory, or None if nothing is written.
     run_dir: Path | None = None
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether warm starts are iterates of a method, not only a way to save time."""
+        return self.optimizer.needs_memory or self.oracle.hypergradient.needs_memory
 
     @property
     def train(self) -> Tasks:
@@ -135,7 +146,12 @@ class Experiment:
         if content is not None:
             with refusing_misfits("the checkpoint"):
                 run.restore(content, history)
-        return run.run()
+        try:
+            return run.run()
+        finally:
+            for tasks in (self.train, self.validation, self.evaluation):
+                if tasks is not None:
+                    tasks.close()
 
 
 class _Run:
@@ -150,6 +166,8 @@ class _Run:
         self.sampler_state = experiment.sampler_state
         self.steps = 0
         self.resumed = False
+        #: Whether the run had finished, so that its warm starts are gone.
+        self.cold = False
         #: The cost of interrupted calls, on all ranks.
         self.interrupted = Cost()
         #: The start of the run, and the time of the checks, which is not counted.
@@ -174,9 +192,14 @@ class _Run:
     def run(self) -> RunResult:
         self.experiment.oracle.before_call = self._stop_when_spent
         self.experiment.oracle.after_call = self._checkpoint_if_due
+        if self.experiment.recipe.chunk == "auto":
+            oracle = self.experiment.oracle
+            oracle.chunk = min(self.ranks.gather("chunk", oracle.chunk))
         self._notify("started", self.experiment)
         if self.resumed:
             self._notify("resumed", self.steps)
+        if self.cold:
+            self._notify("phase", _COLD)
         try:
             self._train()
             seconds = self._seconds()
@@ -198,6 +221,10 @@ class _Run:
                     self.ranks.gather("end")
             raise
         self._notify("finished", result)
+        if self.keeper is not None:
+            # The results are complete; what could not be deleted does no harm.
+            with contextlib.suppress(OSError, RankFailed, RankLost):
+                self.keeper.finish()
         return result
 
     def _note_interrupted(self) -> None:
@@ -214,6 +241,7 @@ class _Run:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything in a checkpoint except the warm starts: plain data and tensors."""
+        oracle = self.experiment.oracle
         return {
             "theta": self.theta,
             "optimizer": self.state,
@@ -234,6 +262,7 @@ class _Run:
             "failures": self.failures,
             "recoveries": self.recoveries,
             "zeros": self.zeros,
+            "chunk": [oracle.chunk, oracle.adaptive],
         }
 
     def restore(self, content: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> None:
@@ -261,10 +290,14 @@ class _Run:
         self.failures = content["failures"]
         self.recoveries = content["recoveries"]
         self.zeros = content.get("zeros", 0)
+        if self.experiment.recipe.chunk == "auto" and "chunk" in content:
+            oracle = self.experiment.oracle
+            oracle.chunk, oracle.adaptive = max(1, int(content["chunk"][0])), bool(content["chunk"][1])
         self.history = list(history)
         self.ended = content["ended"]
         if self.ended == BUDGET_SPENT and self._fraction() < 1:
             self.ended = None
+            self.cold = bool(content.get("dropped"))
             self.checks = int(self._fraction() * self.experiment.recipe.validation.checks)
 
     def _train(self) -> None:
@@ -276,6 +309,7 @@ class _Run:
                 self.ended = BUDGET_SPENT
                 break
             batch, sampler_state = self.experiment.sampler.next(self.sampler_state)
+            self._announce(sampler_state)
             self.experiment.oracle.latest = None
             try:
                 step = self.experiment.optimizer.step(
@@ -290,12 +324,21 @@ class _Run:
                 continue
             if step.finished:
                 self.ended = step.finished
-                self.experiment.oracle.journal.clear()
+                self.experiment.oracle.end_step()
                 break
             self._take(step, batch, sampler_state)
             self._checkpoint_if_due()
         if self.checked_at != self.steps:
             self._check(None)
+
+    def _announce(self, sampler_state: dict[str, Any]) -> None:
+        """Tell the oracle what the next step will draw, where that helps and does not depend on this step.
+
+        A copy of the sampler draws, so that a draw is the same whether or not it was announced.
+        """
+        oracle, sampler = self.experiment.oracle, self.experiment.sampler
+        if oracle.tasks.reads_ahead and not sampler.offers("observe"):
+            oracle.announce(copy.deepcopy(sampler).next(copy.deepcopy(sampler_state))[0])
 
     def _recover(self, error: NumericalError, sampler_state: dict[str, Any]) -> None:
         """Recover from a failed step as the recipe says, or stop."""
@@ -307,7 +350,7 @@ class _Run:
         if self.failures > _FAILURES:
             raise NumericalError(f"{message} (after {_FAILURES} attempts to recover)") from error
         self.recoveries += 1
-        self.experiment.oracle.journal.clear()
+        self.experiment.oracle.end_step()
         self.sampler_state = sampler_state
         if policy == "shrink-step":
             self.theta = dict(self.before)
@@ -320,7 +363,7 @@ class _Run:
         self.theta, self.state = step.theta, step.state
         self.sampler_state = self._observe(batch, sampler_state)
         self.steps += 1
-        self.experiment.oracle.journal.clear()
+        self.experiment.oracle.end_step()
         record: dict[str, Any] = {
             "step": self.steps,
             "batch": len(batch.ids),
@@ -355,8 +398,8 @@ class _Run:
         result = self.experiment.oracle.latest
         if result is None or not any(batch.weights) or result.value.value == (result.value.penalty or 0):
             return  # for an empty batch or a loss of zero this is right
-        if result.first:
-            return  # where x and the adjoint are updated together, the first z is zero
+        if result.first or self.experiment.oracle.hypergradient.moves_x:
+            return  # the first z is zero where x and the adjoint are updated together; `bome` may move x alone
         alone = self._penalty_gradient()
         if any(not torch.equal(entry, alone[name]) for name, entry in result.gradient.items()):
             self.zeros = 0
@@ -489,7 +532,7 @@ class _Run:
         recipe = self.experiment.recipe
         return {
             "tol": recipe.evaluation_tol,
-            "chunk": recipe.chunk,
+            "chunk": self.experiment.oracle.chunk,
             "limit": recipe.iteration_limit,
             "ranks": self.ranks,
         }
@@ -531,6 +574,12 @@ class _Run:
             raise
 
 
-def _on(device: torch.device, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors of a checkpoint, back on their device."""
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in content.items()}
+def _on(device: torch.device, content: Any) -> Any:
+    """Plain data of a checkpoint with its tensors, at any depth, back on their device."""
+    if isinstance(content, Tensor):
+        return content.to(device)
+    if isinstance(content, Mapping):
+        return {name: _on(device, value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return type(content)(_on(device, value) for value in content)
+    return content

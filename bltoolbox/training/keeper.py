@@ -27,6 +27,8 @@ class CheckpointKeeper:
         self.checkpoints = Checkpoints(folder, experiment.oracle.stores, self.ranks)
         self.wanted = self.every = experiment.recipe.checkpoint.every
         self.kept_at = self.ranks.now()
+        #: The content of the last checkpoint.
+        self.last: dict[str, Any] = {}
 
     def due(self) -> bool:
         """Whether a checkpoint is due and within the share of time allowed."""
@@ -37,10 +39,18 @@ class CheckpointKeeper:
         began = self.ranks.now()
         run = dict(content)
         lengths = self.directory.log_lengths()
-        self.checkpoints.save({"own": run.pop("own", None), "run": run, "lengths": lengths})
+        self.last = {"own": run.pop("own", None), "run": run, "lengths": lengths}
+        self.checkpoints.save(self.last)
         self.kept_at = self.ranks.now()
         if self.wanted:
             self.every = max(self.wanted, (self.kept_at - began) * (1 - _SHARE) / _SHARE)
+
+    def finish(self) -> None:
+        """Replace the checkpoints by the last one without warm starts, unless they are asked for or needed."""
+        if self.experiment.recipe.checkpoint.keep_finished or self.experiment.needs_memory or not self.last:
+            return
+        run = dict(self.last["run"]) | {"dropped": True}
+        self.checkpoints.save(dict(self.last) | {"own": None, "run": run}, warm_starts=False)
 
     def load(self) -> tuple[dict[str, Any], dict[str, int], list[str]]:
         """The state of the newest usable checkpoint, the lengths of the logs, and why newer ones were skipped."""

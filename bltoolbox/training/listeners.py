@@ -65,3 +65,7 @@ class Keeper(Protocol):
     def keep(self, content: Mapping[str, Any]) -> None:
         """Write a checkpoint: ``content``, and the warm starts of the experiment's oracle."""
         ...
+
+    def finish(self) -> None:
+        """The run has finished: drop what only a run with a larger budget would need."""
+        ...

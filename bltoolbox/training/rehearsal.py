@@ -39,7 +39,7 @@ def rehearse(recipe: Recipe, registry: Registry) -> dict[str, str]:
         if tasks is not None:
             facts[name] = f"{len(tasks)} {noun if len(tasks) != 1 else noun[:-1]} of {_size(tasks.shape)}"
     count, drawn = len(experiment.train), len(batch.ids)
-    chunks = math.ceil(drawn / recipe.chunk) if drawn else 0
+    chunks = math.ceil(drawn / experiment.oracle.chunk) if drawn else 0
     facts["batches"] = f"{drawn} of {count} {noun} per step, computed in {chunks} chunk{'s' * (chunks != 1)}"
     facts["parameters"] = f"{experiment.model(experiment.theta).size:,}"
     return facts

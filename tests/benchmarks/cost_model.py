@@ -79,22 +79,28 @@ def estimate() -> str:
     """A million images of 512² on 64 GPUs."""
     count, side, ranks, batch, iterations = 1_000_000, 512, 64, 2048, 40
     bank, pixels = Bank(), side * side
-    machine = Machine(throughput=5e12, meeting=1e-4, bandwidth=1e9, preparing=25e-3, threads=12)
+    machine = Machine(throughput=5e12, meeting=2e-3, bandwidth=1e9, preparing=25e-3, threads=12)
     # Besides its iterations a sample takes a start, a check, a linearisation and a mixed derivative.
     work = batch * (iterations + 5.5)
     step = seconds(work, pixels, bank, machine, ranks, samples=batch, travelling=0.07)
     alone = replace(machine, preparing=0.0)
     compute = seconds(work, pixels, bank, alone, ranks, samples=batch)
     epoch = step * count / batch
+    small = [
+        1e3 * seconds(32 * (iterations + 5.5), 96**2, bank, replace(alone, meeting=meeting), n, samples=32)
+        for n, meeting in ((1, 0.0), (8, 2e-3))
+    ]
     # Solution and adjoint, two places each.
     rows = 4 * count * pixels * bank.channels * 4 / ranks
     lines = (
         "ASSUMED, NOT MEASURED: 5 TFLOP/s a GPU, 25 ms to read an image and draw its noise, 12 threads a GPU,",
-        "0.1 ms a meeting, 1 GB/s between ranks for warm starts, 7 % of a batch travels",
+        "2 ms a meeting, 1 GB/s between ranks for warm starts, 7 % of a batch travels",
         f"{count:,} images of {side}², batches of {batch} on {ranks} GPUs, {iterations} iterations a sample:",
         f"  a step {step:8.3f} s, of which computing {compute:.3f} s",
         f"  an epoch {epoch / 60:6.1f} min, ten of them {epoch / 360:.1f} h",
         f"  warm starts {rows / 2**30:5.0f} GiB a rank, in mapped files; z {8 * 1482 * ranks / 1024:.0f} KiB a step",
+        f"  checkpoint {rows * ranks / 2 / 1e12:.1f} TB, {rows * ranks / 4 / 1e12:.1f} TB in float16",
+        f"32 images of 96²: a step {small[0]:.1f} ms on one GPU, {small[1]:.1f} ms on eight, launches not counted",
     )
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ import torch
 from assembled import Assembled
 from torch import Tensor
 
-#: The penalty of deepinv's total variation, relative to the standard deviation of the noise; chosen on other crops.
+#: The penalty of deepinv's total variation, relative to the standard deviation of the noise; not tuned.
 _TV = 0.75
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from commands import caller
 
+from blt_builtins.hypergradients.bome import BOME
 from bltoolbox import run
 from bltoolbox.bilevel.records import Accuracy, Batch
 from bltoolbox.config.recipe import recipe_from_dict
@@ -181,4 +182,19 @@ def test_draws_without_samples_and_losses_of_zero_are_no_accident(caplog: pytest
     run(recipe_from_dict(too_loose(sampler=empty, budget={"steps": 30})))
     clean = {"name": "tikhonov", "weight": 1e-30}
     run(recipe_from_dict(too_loose(noise=0.0, regularizer=clean, budget={"steps": 12})))
+    assert not [one for one in caplog.records if "exactly zero" in one.getMessage()]
+
+
+class Wandering(BOME):
+    """Its multiplier stays zero, so that only the loss moves x, and z is zero."""
+
+    def _multiplier(self, *arguments: Any) -> torch.Tensor:
+        return torch.zeros_like(super()._multiplier(*arguments))
+
+
+def test_a_method_that_moves_x_may_leave_theta_alone_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    experiment = assemble(recipe_from_dict(too_loose(hypergradient="bome", budget={"steps": 12})))
+    experiment.oracle.hypergradient = Wandering()
+    losses = [record["loss"] for record in experiment.run().history]
+    assert len(losses) == 12 and losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
     assert not [one for one in caplog.records if "exactly zero" in one.getMessage()]

@@ -158,8 +158,8 @@ def test_the_next_call_follows_from_what_is_kept(estimator: HypergradientEstimat
     second = make_sum_oracle(SUMS, GradientDescent(), type(estimator)(**options_of(estimator)), seed=1)
     second.cost = first.cost
     for name, store in first.stores.items():
-        for ids, rows in store.everything():
-            second.stores[name].restore({"ids": ids, "rows": rows})
+        for part in store.everything():
+            second.stores[name].restore(part)
     z = [oracle.on(batch).hypergradient(THETA, ANY, ANY).gradient["theta"] for oracle in (first, second)]
     assert torch.equal(z[0], z[1])
 

@@ -225,6 +225,7 @@ def test_a_resumed_run_is_the_same_run(loss: Any, tmp_path: Path) -> None:
             "sampler": {"size": 2},
             "validation": {"count": 2, "checks": 2, "metric": "loss"},
             "budget": {"steps": steps},
+            "checkpoint": {"keep_finished": True},
         }
 
     run(recipe_from_dict(start(4)), out=tmp_path / "whole")

@@ -137,7 +137,7 @@ def test_a_measurement_depends_on_its_id_alone(name: str) -> None:
 @pytest.mark.parametrize("kept", [0, 2, 5])
 def test_measurements_are_kept_up_to_the_limit(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = measured("gaussian").batch(range(5)).y
-    monkeypatch.setenv("BLT_KEPT_MEASUREMENTS", str(max(1, kept * expected[0].nbytes)))
+    monkeypatch.setenv("BLT_KEPT_MEASUREMENTS", str(max(1, 2 * kept * expected[0].nbytes)))  # with its image
     operator, simulated = Blur(size=3), []
     samples = measured("gaussian", operator)
     apply = operator.apply

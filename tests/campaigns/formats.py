@@ -53,7 +53,7 @@ TINY: dict[str, Any] = {
     "lower_solver": {"name": "mm"},
     "sampler": {"size": 2},
     "validation": {"count": 1, "checks": 2},
-    "checkpoint": {"every": 0},
+    "checkpoint": {"every": 0, "keep_finished": True},
     "loggers": [{"name": "csv"}],
     "device": "cpu",
     "iteration_limit": 200,

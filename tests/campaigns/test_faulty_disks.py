@@ -58,7 +58,7 @@ TINY = [
     "validation={count: 1, checks: 2}",
     "evaluation=null",
     "baseline=null",
-    "checkpoint.every=0",
+    "checkpoint={every: 0, keep_finished: true}",
     "device=cpu",
     "budget={steps: 2}",
 ]

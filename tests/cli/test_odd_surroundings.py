@@ -39,7 +39,7 @@ def recipe(steps: int = 3, **changes: Any) -> Recipe:
         "regularizer": {"name": "foe", "filters": 2, "kernel_size": 3},
         "sampler": {"size": 4},
         "validation": {"count": 1},
-        "checkpoint": {"every": 0},
+        "checkpoint": {"every": 0, "keep_finished": True},
         "budget": {"steps": steps},
         "evaluation_tol": 1e-2,
     }

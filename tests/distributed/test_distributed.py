@@ -71,7 +71,7 @@ def recipe(method: str, steps: int = 20, every: float = 60.0, **changes: object)
         "regularizer": {"name": "foe", "filters": 3, "kernel_size": 3},
         "lower_solver": "mm",
         "validation": {"count": 2, "checks": 4},
-        "checkpoint": {"every": every},
+        "checkpoint": {"every": every, "keep_finished": True},
         "certificates": {"every": 3},
         "chunk": 4,
         "budget": {"steps": steps},
@@ -227,7 +227,7 @@ class TestTheSameResult:
             held = {
                 i: oracle.solutions.lend([i], torch.empty(0, 3, 12, 12, dtype=torch.float64)) for i in ids
             }
-            rows = {i: row.flatten().tolist() for i, (known, row) in held.items() if oracle.solutions.owns(i)}
+            rows = {i: lent.rows.flatten().tolist() for i, lent in held.items() if oracle.solutions.owns(i)}
             return [value.value, value.lower, value.upper, rows, again.iterations, half.value]
 
         (expected,) = [work(ALONE)]
@@ -518,6 +518,15 @@ class TestPlaces:
         )
         assert found == Place(5, 8, 1, 2)
 
+    @pytest.mark.parametrize("name", ["SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+    def test_the_number_on_a_machine_may_come_from_the_batch_system(self, name: str) -> None:
+        environment = {"RANK": "5", "WORLD_SIZE": "8", name: "3"}
+        assert Place.here(environment).local == 3
+        assert Place.here(environment | {"LOCAL_RANK": "1"}).local == 1
+        assert Place.here({name: "3", "SLURM_NTASKS": "8"}) == Place(), "a job is not a group of ranks"
+        with pytest.raises(UsageError, match=f"{name}=-1 is not one of"):
+            Place.here(environment | {name: "-1"})
+
     @pytest.mark.parametrize(
         "environment", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}]
     )
@@ -557,9 +566,8 @@ class TestPlaces:
         assert pick_device("cpu", ranks) == torch.device("cpu")
         with pytest.raises(MissingError, match="each rank gets its own"):
             pick_device("cuda:0", ranks)
-        ranks.local = 2
-        with pytest.raises(MissingError, match="each rank needs one of its own"):
-            pick_device("cuda", ranks)
+        ranks.local = 3
+        assert pick_device("cuda", ranks) == torch.device("cuda:1"), "more ranks than devices share them"
         assert pick_device("cuda:0") == torch.device("cuda:0")
 
 

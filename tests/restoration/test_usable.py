@@ -26,7 +26,7 @@ TINY = [
     "regularizer={name: foe, filters: 2, kernel_size: 3}",
     "sampler={name: epoch, size: 2}",
     "device=cpu",
-    "checkpoint.every=0",
+    "checkpoint={every: 0, keep_finished: true}",
 ]
 
 

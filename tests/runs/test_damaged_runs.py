@@ -26,7 +26,7 @@ evaluation: {name: dead-leaves, count: 1, size: 16, seed: 5}
 regularizer: {name: foe, filters: 2, kernel_size: 3}
 sampler: {size: 4}
 validation: {count: 2, checks: 2}
-checkpoint: {every: 0}
+checkpoint: {every: 0, keep_finished: true}
 budget: {steps: 3}
 evaluation_tol: 1e-2
 """

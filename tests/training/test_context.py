@@ -97,7 +97,7 @@ def recipe(folder: Path, **sections: Any) -> Recipe:
         "sampler": {"size": 3},
         "upper_optimizer": {"name": "isgd", "step": 1e-2, "tol": 1e-2},
         "validation": {"count": 1, "checks": 2},
-        "checkpoint": {"every": 0},
+        "checkpoint": {"every": 0, "keep_finished": True},
         "budget": {"steps": 3},
         "dtype": "float64",
         "device": "cpu",

@@ -43,6 +43,7 @@ def recipe(steps: int, changes: dict[str, Any]) -> Recipe:
         "upper_optimizer": {"name": "isgd", "step": 1e-3, "tol": 0.1},
         "validation": {"count": 1, "checks": 1},
         "budget": {"steps": steps},
+        "checkpoint": {"keep_finished": True},
         "dtype": "float64",
     }
     return recipe_from_dict(settings | changes)

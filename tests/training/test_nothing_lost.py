@@ -32,7 +32,7 @@ TINY = [
     "sampler={name: epoch, size: 2}",
     "budget={steps: 3}",
     "device=cpu",
-    "checkpoint.every=0",
+    "checkpoint={every: 0, keep_finished: true}",
 ]
 
 

@@ -39,7 +39,7 @@ def few_shot(**changes: Any) -> Recipe:
         "lower_solver": "lbfgs",
         "upper_optimizer": {"name": "iadam", "step": 3e-2, "tol": 1e-3},
         "validation": {"checks": 3, "evaluation": True},
-        "checkpoint": {"every": 0},
+        "checkpoint": {"every": 0, "keep_finished": True},
         "budget": {"steps": 6},
         "chunk": 2,
     }

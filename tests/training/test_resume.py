@@ -40,7 +40,7 @@ def recipe(method: str, steps: int, every: float = 0.0) -> dict[str, object]:
         "regularizer": {"name": "foe", "filters": 3, "kernel_size": 3},
         "lower_solver": "mm",
         "validation": {"count": 2, "checks": 4},
-        "checkpoint": {"every": every},
+        "checkpoint": {"every": every, "keep_finished": True},
         "budget": {"steps": steps},
         **RECIPES[method],
     }

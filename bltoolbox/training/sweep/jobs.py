@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bltoolbox.config.reading import FileRefused, read_end
+from bltoolbox.distributed.gpus import VISIBLE, least_busy, visible_gpus
 from bltoolbox.distributed.launch import processors
 from bltoolbox.distributed.signals import collected
 from bltoolbox.runs.files import append_to
@@ -53,6 +54,8 @@ class _Job:
 
     planned: Planned
     process: subprocess.Popen[bytes] | None
+    #: The GPU that it was given, if any.
+    gpu: str | None = None
 
     def ended(self) -> bool:
         return not is_locked(self.planned.path) if self.process is None else self.process.poll() is not None
@@ -103,6 +106,7 @@ class Jobs:
             if kept := self.sweep.set_aside(planned):
                 self.watcher.say(f"{planned.name}: restarted; the old run is kept in {kept}")
             arguments = start_arguments(self.sweep, planned)
+        gpu = self._gpu(planned)
         command = [sys.executable, "-m", "bltoolbox", *arguments, "--verbose", *self.plugins]
         with append_to(planned.log, within=self.sweep.path) as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  $ blt {shlex.join(command[3:])}\n".encode())
@@ -112,15 +116,21 @@ class Jobs:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=self._environment(gpu),
                 start_new_session=True,
             )
         planned.state, planned.reason, planned.code = State.RUNNING, None, None
-        self.running.append(_Job(planned, process))
+        self.running.append(_Job(planned, process, gpu))
 
-    def _environment(self) -> dict[str, str]:
-        """The processors are divided among the runs, unless the user has decided otherwise."""
-        environment = dict(os.environ)
+    def _gpu(self, planned: Planned) -> str | None:
+        """The GPU with the fewest runs, for a run that does not name one itself."""
+        if planned.recipe.get("device") not in ("auto", "cuda"):
+            return None
+        return least_busy(visible_gpus(), [job.gpu for job in self.running])
+
+    def _environment(self, gpu: str | None = None) -> dict[str, str]:
+        """The processors are divided among the runs, unless the user has decided otherwise; each sees one GPU."""
+        environment = dict(os.environ) | ({} if gpu is None else {VISIBLE: gpu})
         at_once = min(self.count, len(self.sweep.cells))
         if at_once > 1:
             environment.setdefault(_THREADS, str(max(1, processors() // at_once)))

@@ -5,7 +5,8 @@
 Convex in x. Parameters: the kernels c_j (zero mean in each channel), the log-weights θ_j, the log-scale θ_0 and
 log ν, one for all filters (ten 7×7 filters on three channels: 1482 numbers, the paper's d) or one per filter.
 Gradient and Hessian products are analytic: two convolutions each, with the curvature φ''(c_j ⋆ x) computed once per
-linearisation. The Lipschitz constant is certified.
+linearisation. The Lipschitz constant is certified; at mirrored borders, from 64×64 pixels on, up to a probability of
+1e-10 (``mirrored_norm``).
 
 A kernel is stored as its coefficients κ in a scaled basis, c = Σ_{a,u,v} s_uv κ_auv (colour axis a) ⊗ (cosine u, v)
 with s_uv = max(1, √(u²+v²))/3: the same model, in coordinates in which a plain gradient step changes fine detail
