@@ -62,7 +62,8 @@ def say(message: str, *, lines: bool = False) -> None:
 
     Control sequences are escaped, here and in ``show``: the text may come from someone else's file.
     """
-    typer.echo(printable_lines(message) if lines else printable(message), err=True)
+    # Not typer.echo, which would write past a progress bar, into its line.
+    print(printable_lines(message) if lines else printable(message), file=sys.stderr, flush=True)
 
 
 def show(text: str = "", *, lines: bool = False, nl: bool = True, **style: Any) -> None:

@@ -58,8 +58,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         os._exit(128 + number)
     _state.pending = number
     if _state.answers and first:
-        more = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-        _write(f"interrupting: stopping at the next safe place{more}")
+        more = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+        _write(f"interrupting at the next safe place{more}")
     if _state.allowed:
         _raise()
 

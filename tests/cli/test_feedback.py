@@ -143,6 +143,6 @@ def test_ctrl_c_is_acknowledged_and_a_second_one_does_not_wait() -> None:
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130
     assert said.splitlines() == [
-        "interrupting: stopping at the next safe place; press Ctrl-C again to stop at once",
+        "interrupting at the next safe place; Ctrl-C again stops at once",
         "interrupted at once",
     ]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from bltoolbox.config.names import refuse_unusable_name
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration.pictures.files import FORMATS, is_picture
-from bltoolbox.restoration.pictures.images import SUFFIXES
+from bltoolbox.restoration.pictures.images import SUFFIXES, ImageError, opened
 
 #: What the name of a result ends with.
 MARK = "-restored"
@@ -131,8 +128,6 @@ def find_truth(source: Path, truth: Path) -> Path | None:
 
 def count_pixels(path: Path) -> int:
     """Of a picture, from the first bytes of its file; 0 if they cannot be read, which is reported later."""
-    with contextlib.suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with Image.open(path) as image:
-            return image.width * image.height
+    with contextlib.suppress(ImageError), opened(path) as image:
+        return image.width * image.height
     return 0
