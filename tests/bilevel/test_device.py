@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import cuda_stand_in
 import pytest
@@ -54,8 +55,12 @@ def pretended(device: str) -> Iterator[torch.device]:
 
     ``cuda`` is as strict as the real one, but its backward pass needs a driver; ``meta`` has one everywhere.
     """
-    # Constants that a component computed before, on the CPU, may be moved to the device.
-    with FakeTensorMode(allow_non_fake_inputs=True) if device == "cuda" else contextlib.nullcontext():
+    if device != "cuda":
+        yield torch.device(device)
+        return
+    # Tensors without memory cannot be pinned. Constants that a component computed before, on the CPU, may be moved to the
+    # device.
+    with patch.object(Tensor, "pin_memory", lambda tensor: tensor), FakeTensorMode(allow_non_fake_inputs=True):
         yield torch.device(device)
 
 

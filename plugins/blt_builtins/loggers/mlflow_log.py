@@ -73,7 +73,7 @@ class MlflowLog(Tracked):
     def example(cls, folder: Path) -> dict[str, Any]:
         return {"folder": "mlflow"}
 
-    def open(self, earlier: str | None) -> str:
+    def begin(self, earlier: str | None) -> str:
         self.waiting: list[Any] = []
         self.sent_at = time.monotonic()
         logging.getLogger("mlflow").setLevel(

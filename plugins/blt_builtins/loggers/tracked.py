@@ -47,7 +47,7 @@ class Tracked(Logger):
         self.every = every
 
     @abstractmethod
-    def open(self, earlier: str | None) -> str:
+    def begin(self, earlier: str | None) -> str:
         """Create an entry, or continue the one called ``earlier``; returns its identifier."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Tracked(Logger):
     def _ensure_open(self) -> None:
         if self.is_open:
             return
-        identifier = self.open(self.earlier)
+        identifier = self.begin(self.earlier)
         self.is_open = True
         if self.root is not None:
             write_text(self.root / self.identifier_file, identifier + "\n", within=self.root)

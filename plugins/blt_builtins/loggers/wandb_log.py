@@ -68,7 +68,7 @@ class WandbLog(Tracked):
     def example(cls, folder: Path) -> dict[str, Any]:
         return {"mode": "offline"}
 
-    def open(self, earlier: str | None) -> str:
+    def begin(self, earlier: str | None) -> str:
         # Without a console of wandb's own, which would print through the progress bar.
         settings = {"silent": True, "console": "off", "init_timeout": _START, "finish_timeout": _END}
         self.run: Any = self.wandb.init(
@@ -103,7 +103,7 @@ class WandbLog(Tracked):
         for title, path in self.pictures().items():
             self.run.log({title: self.wandb.Image(str(path))}, step=self.step)
         for path in self.files(("report.html",)):
-            self.run.log({"report": self.wandb.Html(path.read_text(encoding="utf-8"))}, step=self.step)
+            self.run.log({"report": self.wandb.Html(str(path))}, step=self.step)
         artifact = self.wandb.Artifact(
             re.sub(r"[^\w.-]+", "-", f"{self.recipe.name}-{self.run.id}"), type="model"
         )
