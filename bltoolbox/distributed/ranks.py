@@ -127,8 +127,8 @@ class Group(Ranks):
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
         # NCCL refuses two ranks on one GPU; sums then travel through the host.
-        shared = self._cuda and self.local >= torch.cuda.device_count()
-        self._cuda = self._cuda and not any(self.gather("start", shared))
+        shared = self.gather("start", self._cuda and self.local >= torch.cuda.device_count())
+        self._cuda = self._cuda and not any(shared)
 
     def close(self) -> None:
         """Leave the group; a broken group needs no cleanup."""
