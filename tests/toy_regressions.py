@@ -210,6 +210,8 @@ class ToyUpper(Upper):
 class ToyTasks:
     """One task."""
 
+    def prefetch(self, ids: Sequence[int]) -> None: ...
+
     cleaning: bool
     theta: Theta = field(default_factory=dict)
     counter: Counter = field(default_factory=Counter)

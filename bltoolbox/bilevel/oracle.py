@@ -180,11 +180,19 @@ class BilevelOracle:
             following = parts[number + 1] if number + 1 < len(parts) else None
             self.tasks.prefetch([batch.ids[k] for k in following] if following else self.upcoming)
             weights = torch.tensor([batch.weights[place] for place in places], dtype=torch.float64)
-            estimating = self.estimates and not self.solutions.has_all(ids)
-            cold = lower.estimate() if estimating else lower.start()
-            start = self.solutions.get(ids, cold)
+            start = self.solutions.get(ids, self.cold(lower, ids))
             kept = self.kept(theta)[1].get(ids)
             yield Chunk(ids, places, weights / len(self.tasks), lower, upper, start, kept)
+
+    def cold(self, lower: Lower, ids: Sequence[int]) -> Tensor:
+        """Starts for samples without a warm one; estimates are computed for no others, so that their cost does not
+        depend on who shares a chunk."""
+        start = lower.start()
+        missing = self.solutions.missing(ids) if self.estimates else []
+        if missing:
+            index = torch.tensor(missing, device=start.device)
+            start = start.index_copy(0, index, lower.take(index).estimate())
+        return start
 
     def minimise(self, lower: Lower, start: Tensor, effort: Effort, **options: Any) -> Solution:
         """x̃ with ‖x̃ − x̂‖ ≤ tol where μ > 0 is known, ‖∇h‖ ≤ tol elsewhere; or after a number of iterations."""

@@ -92,9 +92,10 @@ class Store:
         """Whether there is a row of any of ``samples``."""
         return bool(self._present_rows(samples, flags=True)[0].any())
 
-    def has_all(self, samples: Sequence[int]) -> bool:
-        """Whether there is a row of each of ``samples``."""
-        return bool(self._present_rows(samples, flags=True)[0].all())
+    def missing(self, samples: Sequence[int]) -> list[int]:
+        """The positions of those ``samples`` that have no row."""
+        present = self._present_rows(samples, flags=True)[0].flatten().tolist()
+        return [position for position, has_row in enumerate(present) if not has_row]
 
     def put(self, samples: Sequence[int], rows: Tensor) -> None:
         """Write the rows of ``samples``."""

@@ -173,7 +173,9 @@ def _bm3d(channels: int, sigma: float) -> Method:
     try:
         import bm3d
     except ImportError as error:
-        raise MissingError("--against bm3d: the package is not installed; pip install bm3d") from error
+        raise MissingError(
+            "--against bm3d needs the package bm3d; run pip install 'bltoolbox[bm3d]'"
+        ) from error
 
     def restore(y: NDArray[Any]) -> NDArray[Any]:
         found = bm3d.bm3d(y[..., 0], sigma) if channels == 1 else bm3d.bm3d_rgb(y, sigma)

@@ -58,9 +58,12 @@ def pretended(device: str) -> Iterator[torch.device]:
     if device != "cuda":
         yield torch.device(device)
         return
-    # Tensors without memory cannot be pinned. Constants that a component computed before, on the CPU, may be moved to the
-    # device.
-    with patch.object(Tensor, "pin_memory", lambda tensor: tensor), FakeTensorMode(allow_non_fake_inputs=True):
+    # Tensors without memory cannot be pinned. Constants that a component computed before, on the CPU, may be moved to
+    # the device.
+    with (
+        patch.object(Tensor, "pin_memory", lambda tensor: tensor),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
         yield torch.device(device)
 
 

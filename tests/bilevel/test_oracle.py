@@ -123,7 +123,7 @@ def test_only_first_solves_start_from_the_estimate() -> None:
     oracle.on(full_batch(oracle)).hypergradient(theta, loose, loose)
     assert torch.equal(kept(oracle.solutions, [1]), warm)
     assert torch.allclose(kept(oracle.solutions, [0, 2]), estimate[[0, 2]], rtol=0, atol=1e-14)
-    assert oracle.solutions.has_all(range(3))
+    assert not oracle.solutions.missing(range(3))
 
 
 class TestLedger:

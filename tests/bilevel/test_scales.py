@@ -170,6 +170,8 @@ def test_zeros_survive_a_resume() -> None:
         def keep(self, content: dict[str, Any]) -> None:
             kept.append(content)
 
+        def finish(self) -> None: ...
+
     result = experiment.run(keeper=Memory())  # type: ignore[arg-type]
     again = assemble(recipe_from_dict(too_loose(budget={"steps": 12})))
     content = kept[-1] | {"own": []}

@@ -55,6 +55,8 @@ class PricedTasks:
     def __len__(self) -> int:
         return len(self.tasks)
 
+    def prefetch(self, ids: Sequence[int]) -> None: ...
+
     def at(self, theta: Theta, counter: Counter) -> PricedTasks:
         return PricedTasks(self.tasks, theta, counter)
 

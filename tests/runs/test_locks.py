@@ -14,6 +14,7 @@ from test_nothing_lost import TINY
 
 from bltoolbox import load_recipe, resume, run
 from bltoolbox.cli import diagnosis as doctor
+from bltoolbox.config.recipe import read_recipe
 from bltoolbox.errors import BltError, UsageError
 from bltoolbox.runs import locks
 from bltoolbox.runs.locks import is_locked, locked
@@ -76,9 +77,9 @@ def test_resuming_locks_before_it_reads(tmp_path: Path, monkeypatch: pytest.Monk
 
     def look(*arguments: Any, **options: Any) -> Any:
         seen.append(is_locked(tmp_path / "run"))
-        return load_recipe(*arguments, **options)
+        return read_recipe(*arguments, **options)
 
-    monkeypatch.setattr(sys.modules["bltoolbox.training.resume"], "load_recipe", look)
+    monkeypatch.setattr(sys.modules["bltoolbox.training.resume"], "read_recipe", look)
     resume(tmp_path / "run", ["budget.steps=4"])
     assert seen and all(seen) and not is_locked(tmp_path / "run")
     with locked(tmp_path / "run", "busy"), pytest.raises(UsageError, match="in use"):

@@ -270,7 +270,7 @@ class TestDirectories:
 
     def test_resume_needs_the_same_data(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
-        run(recipe_file(tmp_path), data=(X, Y), out=path)
+        run(recipe_file(tmp_path), ["checkpoint.keep_finished=true"], data=(X, Y), out=path)
         more = ["budget.steps=8"]
         with pytest.raises(BltError, match=r"resume\(run_dir, data=…\)"):
             resume(path, more)
