@@ -83,11 +83,11 @@ class Document:
     def graft(self, where: Where, other: Document) -> None:
         """Record that the value at ``where`` now comes from another document."""
         for table in (self.keys, self.values):
-            for old in [known for known in table if known[: len(where)] == where]:
+            for old in [key for key in table if key[: len(where)] == where]:
                 del table[old]
         self.keys[where] = self.values[where] = other.root
-        self.keys.update({(*where, *known): spot for known, spot in other.keys.items()})
-        self.values.update({(*where, *known): spot for known, spot in other.values.items()})
+        self.keys.update({(*where, *key): spot for key, spot in other.keys.items()})
+        self.values.update({(*where, *key): spot for key, spot in other.values.items()})
         self.problems += other.problems
 
 
@@ -202,21 +202,21 @@ class _Composer:
         return scalar(event.value) if event.style is None else event.value
 
     def _mapping(self, events: Iterator[Any], where: Where) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             mark = event.start_mark
             if not isinstance(event, yaml.ScalarEvent):
                 self._problem(mark, f"{self._label(where)}a key must be plain text")
                 raise _Stop
             here = (*where, event.value)
-            if event.value in found:
+            if event.value in mapping:
                 first = self.document.keys[here]
                 self._problem(mark, f"{dotted(here)}: duplicate key, first given in line {first.line}")
                 self._node(next(events), events, (*where, event.value, "again"))
                 continue
             self.document.keys[here] = self._spot(mark.line, mark.column)
-            found[event.value] = self._node(next(events), events, here)
-        return found
+            mapping[event.value] = self._node(next(events), events, here)
+        return mapping
 
     def _label(self, where: Where) -> str:
         return f"{dotted(where)}: " if where else ""
