@@ -102,8 +102,7 @@ def _saved() -> Callable[[], None]:
     convolutions = _readable(lambda: backends.cudnn.allow_tf32)
     products = _readable(torch.get_float32_matmul_precision)
     cudnn = backends.cudnn.deterministic, backends.cudnn.benchmark
-    algorithms = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    algorithms = _algorithms()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
 
     def restore() -> None:
@@ -115,10 +114,16 @@ def _saved() -> Callable[[], None]:
             if owner.fp32_precision != value:
                 owner.fp32_precision = value
         backends.cudnn.deterministic, backends.cudnn.benchmark = cudnn
-        torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
+        if _algorithms() != algorithms:  # the call imports torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
     return restore
+
+
+def _algorithms() -> tuple[bool, bool]:
+    """Whether algorithms must be deterministic, and whether others only warn."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _has_newer(owner: Any) -> bool:
