@@ -114,7 +114,8 @@ def _saved() -> Callable[[], None]:
             if owner.fp32_precision != value:
                 owner.fp32_precision = value
         backends.cudnn.deterministic, backends.cudnn.benchmark = cudnn
-        if _algorithms() != algorithms:  # the call imports torch's compiler, which takes seconds
+        # Only where it was changed: this call imports torch's compiler, which takes a second.
+        if _algorithms() != algorithms:
             torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
@@ -122,8 +123,9 @@ def _saved() -> Callable[[], None]:
 
 
 def _algorithms() -> tuple[bool, bool]:
-    """Whether algorithms must be deterministic, and whether others only warn."""
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    """Whether kernels without a fixed order are refused, and whether with a warning only."""
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warn_only
 
 
 def _has_newer(owner: Any) -> bool:
