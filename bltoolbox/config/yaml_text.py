@@ -150,7 +150,7 @@ class _Composer:
         self.origin = root
         self.document = Document(None, root)
         try:
-            self._read()
+            self._read_quickly()
         except _Stop:
             pass
         except yaml.MarkedYAMLError as error:
@@ -163,8 +163,16 @@ class _Composer:
         except RecursionError:
             self.document.problems.append(root.problem("nested too deeply"))
 
-    def _read(self) -> None:
-        events: Iterator[Any] = iter(yaml.parse(self.text, Loader=yaml.SafeLoader))
+    def _read_quickly(self) -> None:
+        """With the parser in C, if there is one; the one in Python explains what is wrong."""
+        try:
+            self._read(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.YAMLError:
+            self.document = Document(None, self.origin)
+            self._read(yaml.SafeLoader)
+
+    def _read(self, loader: Any) -> None:
+        events: Iterator[Any] = iter(yaml.parse(self.text, Loader=loader))
         documents = 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -199,7 +207,7 @@ class _Composer:
             while not isinstance(event := next(events), yaml.SequenceEndEvent):
                 items.append(self._node(event, events, (*where, len(items))))
             return items
-        return scalar(event.value) if event.style is None else event.value
+        return event.value if event.style else scalar(event.value)
 
     def _mapping(self, events: Iterator[Any], where: Where) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
