@@ -39,6 +39,7 @@ MODULES = {
     "report": ("report",),
     "compare": ("compare",),
     "estimators": ("estimators",),
+    "theory": ("theory",),
     "components": ("list", "show"),
     "models": ("models",),
     "apply": ("apply",),
