@@ -2,8 +2,8 @@
 
     h_i = ½(x − θ − b_i)ᵀD(x − θ − b_i),    g_i = (s/2)‖x − c_i‖²
 
-so x̂_i = θ + b_i, f_i = (s/2)‖θ − a_i‖² with a_i = c_i − b_i, and ∇f_i − ∇f = s(ā − a_i) for every θ: L = s, A = 0, B = 1
-and C = κs²·1/m Σ‖a_i − ā‖². With an exact adjoint system z − ∇f_v is s times the mean error of the solutions.
+so x̂_i = θ + b_i, f_i = (s/2)‖θ − a_i‖² with a_i = c_i − b_i, and ∇f_i − ∇f = s(ā − a_i) for every θ: L = s, A = 0,
+B = 1 and C = κs²·1/m Σ‖a_i − ā‖². With an exact adjoint system z − ∇f_v is s times the mean error of the solutions.
 """
 
 from __future__ import annotations
