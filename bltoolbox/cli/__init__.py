@@ -44,6 +44,7 @@ MODULES = {
     "models": ("models",),
     "apply": ("apply",),
     "evaluate": ("evaluate",),
+    "import_model": ("import",),
     "plugins": ("plugins",),
     "new_plugin": ("new-plugin",),
     "schema": ("schema",),
