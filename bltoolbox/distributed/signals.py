@@ -140,7 +140,10 @@ def end_process_at_once() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if _state.ending or _imports(frame):
+    if _state.ending:
+        os._exit(128 + number)
+    if _imports(frame):
+        _write("interrupted")
         os._exit(128 + number)
     raise Interrupted(number)
 
