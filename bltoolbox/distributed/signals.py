@@ -143,9 +143,15 @@ def _end(number: int, frame: FrameType | None) -> None:
     if _state.ending:
         os._exit(128 + number)
     if _imports(frame):
-        _write("interrupted")
+        announce()
         os._exit(128 + number)
     raise Interrupted(number)
+
+
+def announce() -> None:
+    """Print that the command was interrupted; of several ranks, the first one does."""
+    if os.environ.get("RANK", "0") == "0":
+        _write("interrupted")
 
 
 def _end_from_finalizer(unraisable: sys.UnraisableHookArgs) -> None:
