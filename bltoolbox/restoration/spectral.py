@@ -149,4 +149,4 @@ def damped_mean(curvature: Tensor, damping: float) -> Tensor:
     # The root of the evenness, but for the number of places.
     ratio = norm(mean) / norm(curvature).clamp_min(torch.finfo(mean.dtype).tiny)
     places = curvature.shape[-2] * curvature.shape[-1]
-    return expand(ratio.pow(4).mul_(places**2).clamp_(damping, 1.0), mean) * mean
+    return expand(ratio.square().square().mul_(places**2).clamp_(damping, 1.0), mean) * mean
