@@ -102,8 +102,7 @@ def _saved() -> Callable[[], None]:
     convolutions = _readable(lambda: backends.cudnn.allow_tf32)
     products = _readable(torch.get_float32_matmul_precision)
     cudnn = backends.cudnn.deterministic, backends.cudnn.benchmark
-    algorithms = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    algorithms = _algorithms()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
 
     def restore() -> None:
@@ -115,10 +114,18 @@ def _saved() -> Callable[[], None]:
             if owner.fp32_precision != value:
                 owner.fp32_precision = value
         backends.cudnn.deterministic, backends.cudnn.benchmark = cudnn
-        torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
+        # Only where it was changed: this call imports torch's compiler, which takes a second.
+        if _algorithms() != algorithms:
+            torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
     return restore
+
+
+def _algorithms() -> tuple[bool, bool]:
+    """Whether kernels without a fixed order are refused, and whether with a warning only."""
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warn_only
 
 
 def _has_newer(owner: Any) -> bool:

@@ -79,6 +79,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "regularizer",
+            "spline-ridge",
+            "blt_builtins.regularizers.spline_ridge:SplineRidge",
+            "Learned filters and splines of any slope: the form of imported CRR and WCRR models.",
+        ),
+        Component(
+            "regularizer",
             "icnn",
             "blt_builtins.regularizers.icnn:InputConvexNetwork",
             "Input-convex network: the most general and the most expensive.",
