@@ -3,7 +3,8 @@
     python tests/benchmarks/startup.py [REPEATS]
 
 Wall clock says little on a busy machine. Processor time is spent by the command alone, and its minimum over runs in
-turns is the time without interruptions. The first run of each command, which fills caches, is not counted.
+turns is the time without interruptions. The first run of each command, which fills caches, is not counted. Bytecode is
+kept in a folder of this run, as Python does for users, whatever PYTHONDONTWRITEBYTECODE says.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from resource import RUSAGE_CHILDREN, getrusage
 
 #: The commands, and the processor seconds that each may take.
@@ -21,11 +23,12 @@ LIMITS = {
 }
 
 
-def processor_seconds(arguments: tuple[str, ...]) -> float:
+def processor_seconds(arguments: tuple[str, ...], bytecode: str) -> float:
     """Of one ``blt`` command, in user and system mode."""
     command = [sys.executable, "-m", "bltoolbox", *arguments]
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
     before = getrusage(RUSAGE_CHILDREN)
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
     after = getrusage(RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -33,11 +36,12 @@ def processor_seconds(arguments: tuple[str, ...]) -> float:
 def least_seconds(repeats: int) -> dict[tuple[str, ...], float]:
     """The least of each command over ``repeats`` runs, in turns."""
     best = dict.fromkeys(LIMITS, float("inf"))
-    for turn in range(repeats + 1):
-        for arguments in LIMITS:
-            seconds = processor_seconds(arguments)
-            if turn:
-                best[arguments] = min(best[arguments], seconds)
+    with tempfile.TemporaryDirectory() as bytecode:
+        for turn in range(repeats + 1):
+            for arguments in LIMITS:
+                seconds = processor_seconds(arguments, bytecode)
+                if turn:
+                    best[arguments] = min(best[arguments], seconds)
     return best
 
 

@@ -162,3 +162,12 @@ def test_a_run_on_cuda_refuses_kernels_without_a_fixed_order(monkeypatch: pytest
 def test_outside_of_runs_other_kernels_are_allowed() -> None:
     with computing(CUDA):
         assert torch.backends.cudnn.deterministic and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_switch_that_is_as_it_should_be_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Setting this one imports torch's compiler: seconds, at the end of every command and after every Ctrl-C."""
+    calls: list[bool] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode, **options: calls.append(mode))
+    with computing(CPU, False, run=True):
+        pass
+    assert not calls
