@@ -22,7 +22,7 @@ from bltoolbox.cli.common import DEBUGGING, Debug, say, show
 from bltoolbox.cli.display.problems import described
 from bltoolbox.cli.grouping import Commands, GroupedCommands
 from bltoolbox.cli.streams import CLOSED, OutputFailed
-from bltoolbox.distributed.signals import Interrupted
+from bltoolbox.distributed.signals import Interrupted, announce
 from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
 
 #: Characters of a file name in a message.
@@ -39,10 +39,12 @@ MODULES = {
     "report": ("report",),
     "compare": ("compare",),
     "estimators": ("estimators",),
+    "theory": ("theory",),
     "components": ("list", "show"),
     "models": ("models",),
     "apply": ("apply",),
     "evaluate": ("evaluate",),
+    "import_model": ("import",),
     "plugins": ("plugins",),
     "new_plugin": ("new-plugin",),
     "schema": ("schema",),
@@ -100,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     except Interrupted as stop:
+        announce()
         code = stop.exit_code
     except Exception as error:
         code = _report(error)

@@ -35,7 +35,7 @@ from bltoolbox.config.compatibility import find_misfits
 from bltoolbox.config.recipe import Recipe
 from bltoolbox.config.registry import Registry
 from bltoolbox.errors import BltError, NumericalError
-from bltoolbox.training.assemble import assemble
+from bltoolbox.testing.bench import assemble_in_float64
 
 #: Accuracies relative to the scales of the problem.
 LADDER = tuple(10 ** (-k / 2) for k in range(1, 11))
@@ -104,17 +104,7 @@ class _Bench:
     """Some tasks of a recipe at its initial θ, and the exact z there."""
 
     def __init__(self, recipe: Recipe, registry: Registry, tasks: int) -> None:
-        checks = dataclasses.replace(recipe.validation, evaluation=False)
-        settings = dataclasses.replace(
-            recipe,
-            dtype="float64",
-            device="cpu",
-            evaluation=None,
-            validation=checks,
-            baseline=None,
-            loggers=(),
-        )
-        experiment = assemble(settings, registry)
+        experiment = assemble_in_float64(recipe, registry)
         self.recipe, self.registry, self.source = recipe, registry, experiment.oracle
         self.theta: Theta = dict(experiment.theta)
         total = len(self.source.tasks)

@@ -7,7 +7,7 @@ linear estimate. For each c: the mean iterations, the mean of the PSNR of the mi
 mean square residual first reached c·σ, and the largest distance between the two over all crops. The minimiser is
 approximated by as many iterations as it takes to c = 2e-4. One thread, float32.
 
-The factor in ``bltoolbox/restoration/tile_solver.py`` keeps every one of 16 training crops of 256² within 0.01 dB. Crops
+The factor in ``bltoolbox/restoration/tile_solver.py`` keeps each of 16 training crops of 256² within 0.01 dB. Crops
 of 96² would need a smaller one for the weakly convex models, so pictures of fewer than 256² pixels are solved as
 accurately as those of 16 bits. docs/apply.md has the figures; no test image was used.
 """
