@@ -94,11 +94,8 @@ def spectral(
     diagonal = blocks.diagonal(dim1=1, dim2=2)  # a view (B, H, W, C)
     diagonal.add_(_place_independent(lower, data, shift, at.operator_symbol.like(blocks)).unsqueeze(-1))
     diagonal.add_(_FLOOR * diagonal.amax((1, 2, 3), keepdim=True))
-<<<<<<< HEAD
-    inverse = Cosines(height, width).arrange(_interpolated(inverted(blocks), height, width))
-=======
-    inverse = inverted(cosines(height, width, blocks.device).arrange(blocks))
->>>>>>> main
+    plan = cosines(height, width, blocks.device)
+    inverse = plan.arrange(_interpolated(inverted(blocks), height, width))
     if always:
         return Spectral(inverse, torch.ones_like(lower.mu, dtype=torch.bool), height, width)
     gains = inverse.diagonal(dim1=1, dim2=2).flatten(1)
