@@ -95,7 +95,10 @@ def spectral(
     diagonal.add_(_place_independent(lower, data, shift, at.operator_symbol.like(blocks)).unsqueeze(-1))
     diagonal.add_(_FLOOR * diagonal.amax((1, 2, 3), keepdim=True))
     plan = cosines(height, width, blocks.device)
-    inverse = plan.arrange(_interpolated(inverted(blocks), height, width))
+    if tuple(blocks.shape[-2:]) == (height, width):
+        inverse = inverted(plan.arrange(blocks))
+    else:
+        inverse = plan.arrange(_interpolated(inverted(blocks), height, width))
     if always:
         return Spectral(inverse, torch.ones_like(lower.mu, dtype=torch.bool), height, width)
     gains = inverse.diagonal(dim1=1, dim2=2).flatten(1)
@@ -114,8 +117,6 @@ def symbol_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _interpolated(values: Tensor, height: int, width: int) -> Tensor:
     """A function (B, C, C, h, w) of frequencies at those of images of this size."""
-    if tuple(values.shape[-2:]) == (height, width):
-        return values
     planes = functional.interpolate(
         values.flatten(1, 2), size=(height, width), mode="bilinear", align_corners=True
     )
