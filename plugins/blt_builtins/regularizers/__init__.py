@@ -25,6 +25,18 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "regularizer",
+            "pooled-foe",
+            "blt_builtins.regularizers.pooled:PooledExperts",
+            "Field of Experts whose potentials see the neighbourhood of a response. Convex, more accurate than foe.",
+        ),
+        Component(
+            "regularizer",
+            "pooled-wcfoe",
+            "blt_builtins.regularizers.pooled:WeaklyConvexPooledExperts",
+            "Weakly convex Field of Experts whose potentials see the neighbourhood of a response. The most accurate.",
+        ),
+        Component(
+            "regularizer",
             "tv",
             "blt_builtins.regularizers.tv:TotalVariation",
             "Smoothed total variation with a learned weight; the baseline to beat.",

@@ -7,23 +7,25 @@ falls from a_j to (1 − β_j) a_j once a response exceeds ω_j: edges are prese
 is only weakly convex: with e_j the largest curvature of the concave part, ∇²R ⪰ −ρ with
 ρ ≤ ‖Σ_j e_j C_jᵀC_j‖. The filters share the curvature that is available,
 
-    e_j = ρ_0 s_j / ‖Σ_i s_i C_iᵀC_i‖,        s_j = e^{θ'_j},   ρ_0 < 1
+    e_j = ρ_0 s_j / (b ‖Σ_i s_i C_iᵀC_i‖),        s_j = e^{θ'_j},   ρ_0 < 1
 
-where the norm is that in the interior of an image, away from its border; derivatives in θ include it. Every θ is
-admissible, apart from the linear constraint that kernels have zero mean: the fraction of the slope that is lost is a
-logistic function, and the widths follow from it and from the parameters λ_j and n_j > 0,
+where the norm is that in the interior of an image, away from its border, and derivatives in θ include it. At a mirrored
+border the norm is larger by up to a quarter. There b ≥ 1 is its ratio to that of the interior, by the tight bound of
+``mirrored_norm``; elsewhere b = 1. Like the zero mean of kernels, b is a constraint on θ: it is stored, derivatives are
+taken with b fixed, and it is renewed after every step (0.1 s). The rest of θ is unconstrained: the fraction of the
+slope that is lost is a logistic function, and the widths follow from it and from the parameters λ_j and n_j > 0,
 
     β_j = 0.9999/(1 + e^{−8λ_j}),       ω_j = β_j a_j / e_j,       1/ν_j² = 1/n_j² + 1/ω_j²
 
 so β_j < 1 and ν_j < ω_j always hold, with ν_j ≈ n_j where n_j is much smaller than ω_j. The norm has no derivative
 where several frequencies attain it, as with symmetric kernels; the initial kernels are therefore slightly perturbed.
 
-Guarantees: with a `periodic`, `zero` or `valid` border and a data term with AᵀA ⪰ 1, as in denoising, the lower level
-is (1 − ρ_0)-strongly convex and has a unique minimiser, and accuracies are certified. With a mirrored border, the
-default, ‖Σ_j e_j C_jᵀC_j‖ may exceed ρ_0. The bound used there is up to four times ρ_0; if it exceeds 1, neither strong
-convexity nor a unique minimiser is guaranteed, and accuracies are estimated. (For the shipped models the norm is at
-least 1.07 to 1.24, and the bound about 3.4.) For an operator with a null space (deblurring, inpainting) nothing is
-guaranteed, and the Hessian may have negative curvature.
+Guarantees: for a data term with AᵀA ⪰ 1, as in denoising, the lower level is (1 − ρ_0)-strongly convex and has a unique
+minimiser, and accuracies are certified, at every border and for images of any size; at mirrored borders, where b is
+computed for all images with sides of at least 48 pixels (or 7K), smaller ones have a bound of their own. Files written
+before b was introduced have b = 1 and restore as they did; their ρ at mirrored borders is 1.1 to 1.3, so nothing is
+guaranteed for them until they are trained further. For an operator with a null space (deblurring, inpainting) nothing
+is guaranteed, and the Hessian may have negative curvature.
 
 √(s + ν²) − β√(s + ω²) is concave in s = t², so `mm` has its majorant weights a(1/√(t² + ν²) − β/√(t² + ω²)) > 0. No
 bound on third derivatives is implemented, so error bounds of hypergradients are estimated.
@@ -49,7 +51,7 @@ from torch import Tensor
 
 from blt_builtins.regularizers.filters import Boundary, norm_bound
 from blt_builtins.regularizers.foe import FieldOfExperts, NormalForm, Planes, SmoothedAbs, amplitudes
-from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
+from blt_builtins.regularizers.mirrored_norm import lipschitz_bound, mirrored_norm, standing_side
 from bltoolbox.plugin import Potentials, Regularizer, Theta
 
 #: The supremum of β_j: the small remaining slope keeps majorant weights positive in float32, too.
@@ -106,10 +108,21 @@ class WeaklyConvexExperts(FieldOfExperts):
         theta["logit_flattening"] = _logit(torch.full((self.filters,), self.flattening, dtype=torch.float64))
         return self.project(theta)
 
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        theta = super().project(theta)
+        return theta | ({"log_border": self._log_border(theta)} if self.boundary == "symmetric" else {})
+
+    def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
+        fixed = {name: torch.zeros_like(value) for name, value in gradient.items() if name == "log_border"}
+        return super().project_gradient(gradient) | fixed
+
     def upgrade(self, theta: Theta) -> dict[str, Tensor]:
-        """Convert θ of older files, which store log ω_j and the log ν_j of the potential itself."""
+        """Convert θ of older files: without log b, or with log ω_j and the log ν_j of the potential itself."""
+        theta = dict(theta)
+        if self.boundary == "symmetric" and "log_border" not in theta:
+            theta["log_border"] = torch.zeros_like(theta["log_scale"])
         if "log_omega" not in theta:
-            return dict(theta)
+            return theta
         exact = {name: value.double() for name, value in theta.items()}
         log_omega = exact.pop("log_omega")
         lost = (log_omega - self._log_largest_omega(exact)).exp()
@@ -121,11 +134,18 @@ class WeaklyConvexExperts(FieldOfExperts):
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         nu, _ = self._widths(theta)
-        return lipschitz_bound(self.kernels(theta), amplitudes(theta) / nu, self.boundary, shape)
+        weights = self._by_filter(theta, amplitudes(theta) / nu)
+        return lipschitz_bound(self.kernels(theta), weights, self.boundary, shape)
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Tensor:
         """−ρ."""
-        return -norm_bound(self.kernels(theta), self._curvatures(theta), self.boundary)
+        kernels, shares = self.kernels(theta), self._shares(theta)
+        if self.boundary != "symmetric":
+            return -norm_bound(kernels, shares, self.boundary) * self._curvature_per_share(theta)
+        side = standing_side(self.kernel_size)
+        if min(shape[1:]) >= side:
+            shape = (shape[0], side + 1, side + 1)  # the norm that `project` computes, too
+        return -mirrored_norm(kernels, shares, shape) * self._curvature_per_share(theta)
 
     def potentials(self, theta: Theta) -> Potentials:
         importance, order = self._importance(theta).sort(descending=True)
@@ -137,8 +157,31 @@ class WeaklyConvexExperts(FieldOfExperts):
 
     def _curvatures(self, theta: Theta) -> Tensor:
         """e_j."""
-        shares = theta["log_shares"].exp()
-        return self.curvature * shares / norm_bound(self.kernels(theta), shares, "periodic")
+        return theta["log_shares"].exp() * self._curvature_per_share(theta)
+
+    def _shares(self, theta: Theta) -> Tensor:
+        """s_j, as weights of C_jᵀC_j."""
+        return self._by_filter(theta, theta["log_shares"].exp())
+
+    def _by_filter(self, theta: Theta, by_potential: Tensor) -> Tensor:
+        """Curvatures of the potentials as weights of C_jᵀC_j: here every filter has its own potential."""
+        return by_potential
+
+    def _curvature_per_share(self, theta: Theta) -> Tensor:
+        """e_j / s_j."""
+        border = theta["log_border"].exp().squeeze(0) if "log_border" in theta else 1.0
+        inside = norm_bound(self.kernels(theta), self._shares(theta), "periodic")
+        return self.curvature / (inside * border)
+
+    def _log_border(self, theta: Theta) -> Tensor:
+        """log b, (1,)."""
+        with torch.no_grad():
+            kernels, shares = self.kernels(theta), self._shares(theta)
+            side = standing_side(self.kernel_size) + 1
+            at_border = mirrored_norm(kernels, shares, (kernels.shape[1], side, side))
+            ratio = at_border / norm_bound(kernels, shares, "periodic")
+            # A step that was far too long is reported by the solver's guard.
+            return torch.where(ratio.isfinite(), ratio.log().clamp_min(0), 0.0).view(1)
 
     def _log_largest_omega(self, theta: Theta) -> Tensor:
         """log(a_j/e_j), the width at which all slope would be lost."""
