@@ -23,8 +23,8 @@ convolutions of `foe` and two averages. √(s + ν²) − β√(s + ω²) is con
 
 When to choose it: denoising with little time to train. `pooled-wcfoe` learns in fewer steps than `wcfoe` and was as
 accurate after a quarter of the computations (docs/results.md); an iteration costs one and a half times to twice as
-much. `pooled-foe` has not been trained at length. With `pooling: 1` and `mixing: 0` it is the same model as those two. No bound on
-third derivatives is implemented, so error bounds of hypergradients are estimated.
+much. `pooled-foe` has not been trained at length. With `pooling: 1` and `mixing: 0` they are the same models as `foe`
+and `wcfoe`. No bound on third derivatives is implemented, so error bounds of hypergradients are estimated.
 
 References: Peyré & Fadili, *Group sparsity with overlapping partition functions*, EUSIPCO 2011; Selesnick & Chen,
 *Total variation denoising with overlapping group sparsity*, ICASSP 2013; Goujon, Neumayer & Unser, *Learning weakly
