@@ -147,6 +147,11 @@ def main() -> None:
                 count[name] += 1
                 for key in totals[name]:
                     totals[name][key] += row[key]
+            if options.target is not None and number % 5 == 0:
+                spent = totals[name]["cpu"]
+                print(
+                    f"  {name:7}{count[name]:4} steps {row['psnr']:.2f} dB {spent:.2f} s of CPU", flush=True
+                )
             if options.target is not None and row["psnr"] >= options.target:
                 running.discard(name)
                 print(f"{name}: {row['psnr']:.2f} dB after {count[name]} steps", flush=True)

@@ -163,9 +163,9 @@ def _largest_ritz(scaled: Tensor, shape: Sequence[int], steps: int) -> Tensor:
     for k in range(steps):
         w = _product(bank, basis[k].view(1, *shape)).flatten()
         diagonal.append(basis[k] @ w)
-        # Once is enough: w is nearly orthogonal to all but the last two, and Ritz values change by 1e-7 at most.
         earlier = basis[: k + 1]
-        w.addmv_(earlier.mT, earlier @ w, alpha=-1)
+        for _ in range(2):  # once is not enough where the Krylov space is nearly invariant
+            w.addmv_(earlier.mT, earlier @ w, alpha=-1)
         beta = w.norm()
         # In an invariant subspace nothing is left but rounding: the next vector is zero, and so is its Ritz value.
         off_diagonal.append(torch.where(beta > 1e-6, beta, 0.0))
