@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,7 @@ def gradients_of(total: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
     }
 
 
-def rows_of(pairing: Callable[[dict[str, Tensor]], Tensor], theta: Theta) -> dict[str, Tensor]:
+def rows_of(pairing: Callable[[dict[str, Tensor]], Iterable[Tensor]], theta: Theta) -> dict[str, Tensor]:
     """The derivative in θ of every entry of ``pairing(θ)``, one backward pass each; differentiable in the rest."""
     with torch.enable_grad():
         leaves = leaves_of(theta)

@@ -159,16 +159,15 @@ class _Minimiser(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Any, ...]:
-        call, (x, *_) = ctx.call, ctx.saved_tensors
+        call, (x, *values) = ctx.call, ctx.saved_tensors
         needed = dict(zip(call.names, ctx.needs_input_grad[1:], strict=True))
         inputs = [name for name in call.names if name in call.inputs and needed[name]]
         with full_precision(x):
             gradient = call.method.pull_back(call.lower, x, v.detach(), inputs, ctx.state)
         wanted = [gradient[name] for name in call.names if needed[name]]
         if torch.is_grad_enabled():
-            # Outputs that depend on something: a second derivative is an error and not zero.
-            witness = torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=True)
-            wanted = list(_FirstDerivative.apply(witness, *wanted))
+            # Outputs that depend on what they are derivatives of: a second derivative is an error and not zero.
+            wanted = list(_FirstDerivative.apply(len(wanted), *wanted, *values))
         rest = iter(wanted)
         return (None, *(next(rest) if needed[name] else None for name in call.names))
 
@@ -177,8 +176,8 @@ class _FirstDerivative(torch.autograd.Function):
     """Gradients as they are; differentiating them is refused."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, witness: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return tuple(gradient.view_as(gradient) for gradient in gradients)
+    def forward(ctx: FunctionCtx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(gradient.view_as(gradient) for gradient in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *v: Tensor) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import os
 import time
 
 #: From malloc.h.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _NEVER = (1 << 31) - 1
 _PAD = 64 << 20
 #: Seconds. A gigabyte that goes back costs a quarter of a second when it is touched again.
@@ -33,7 +33,8 @@ class Allocator:
         if self.library is None and not any(name.startswith("MALLOC_") for name in os.environ):
             library = _glibc()
             # A threshold is no help: glibc takes none above 32 MB, and responses of 24 filters at 600² are larger.
-            options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _PAD))
+            # The heaps of other threads have 64 MB and are given back when they are empty, so all share one.
+            options = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _PAD))
             if library is not None and all([library.mallopt(option, value) for option, value in options]):
                 self.library, self.returned_at = library, time.monotonic()
         return self.library is not None

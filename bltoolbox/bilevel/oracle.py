@@ -472,7 +472,7 @@ class BatchOracle:
         certificate, (memory, kept) = oracle.new_certificate(together), oracle.kept(theta)
         gives_adjoint = oracle.hypergradient.gives_adjoint and not together
         differentiate = Differentiator(oracle, memory, effort, adjoint, together)
-        z = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in theta.items()}
+        z: dict[str, Tensor] = {}
         seen = torch.zeros(0 if oracle.wants is None else len(self._batch.ids), dtype=torch.float64)
 
         def add(chunk: Chunk, tally: Tally) -> None:
@@ -482,7 +482,7 @@ class BatchOracle:
             mu = self._mu(chunk, solution, bound or (wanted and gives_adjoint), tally)
             loss, slope = tally.solved(chunk, solution, mu)
             for name, entry in estimate.gradient.items():
-                z[name] += entry.double()
+                z[name] = z[name] + entry if name in z else entry.double()
             tally.differentiated(estimate)
             if oracle.wants is not None:
                 seen[list(chunk.positions)] = differentiate.seen(chunk, solution.x, estimate, loss, slope)
@@ -496,7 +496,10 @@ class BatchOracle:
         names = (SOLUTIONS, "lipschitz", *memory.names, *kept.names)
         with self._hosting("hypergradient", theta, *names, keep=True):
             total = _unless_failed(self._tally("hypergradient", theta, add, certificate))
-        z = self._sum(z)
+        for name, value in theta.items():  # a rank may have no samples
+            if name not in z:
+                z[name] = torch.zeros_like(value, dtype=torch.float64)
+        z = self._sum({name: z[name] for name in theta})
         seen = self._sum({"seen": seen})["seen"]
         penalty, direct = penalty_gradient(oracle.problem, theta)
         if penalty is not None and not math.isfinite(penalty):
@@ -557,9 +560,9 @@ def _unless_failed(tally: Tally) -> Tally:
 
 
 def _finite(gradient: Theta) -> bool:
-    """Whether all numbers are, in one look at the device."""
-    entries = [entry.double().flatten() for entry in gradient.values()]
-    return not entries or bool(torch.isfinite(torch.cat(entries)).all())
+    """Whether all numbers are, in one look at the device: their sum is then, and cannot overflow in float64."""
+    entries = [entry.flatten() for entry in gradient.values()]
+    return not entries or math.isfinite(float(torch.cat(entries).sum(dtype=torch.float64)))
 
 
 def _reached(total: Tally) -> dict[str, float | str]:

@@ -22,11 +22,12 @@ def penalty_at(problem: Problem, theta: Theta) -> float | None:
 
 def penalty_gradient(problem: Problem, theta: Theta) -> tuple[float | None, dict[str, Tensor]]:
     """P(θ) and ∇P(θ) by parameter; None and nothing where the problem has no penalty."""
+    if problem.penalty(theta) is None:  # before copies are made
+        return None, {}
     with torch.enable_grad():
         leaves = {name: ordinary(value).detach().double().requires_grad_() for name, value in theta.items()}
         penalty = problem.penalty(leaves)
-        if penalty is None:
-            return None, {}
+        assert penalty is not None
         return float(penalty.detach()), gradients_of(penalty, leaves)
 
 

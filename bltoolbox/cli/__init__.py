@@ -22,7 +22,7 @@ from bltoolbox.cli.common import DEBUGGING, Debug, say, show
 from bltoolbox.cli.display.problems import described
 from bltoolbox.cli.grouping import Commands, GroupedCommands
 from bltoolbox.cli.streams import CLOSED, OutputFailed
-from bltoolbox.distributed.signals import Interrupted
+from bltoolbox.distributed.signals import Interrupted, announce
 from bltoolbox.errors import BltError, RecipeError, explain, is_out_of_memory
 
 #: Characters of a file name in a message.
@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     except Interrupted as stop:
+        announce()
         code = stop.exit_code
     except Exception as error:
         code = _report(error)

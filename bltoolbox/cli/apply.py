@@ -108,8 +108,6 @@ def apply(
     """
     from bltoolbox.restoration.metrics import pick_listed
     from bltoolbox.restoration.noise_level import parse_noise
-    from bltoolbox.restoration.pictures.jobs import plan
-    from bltoolbox.restoration.pictures.kernels import parse_kernel
     from bltoolbox.restoration.shipped import find_model
 
     find_model(model)
@@ -117,18 +115,8 @@ def apply(
     level = parse_noise(noise)
     if tol is not None and not 0 < tol < 1:
         raise UsageError(f"--tol {tol:g} is out of range; give a number between 0 and 1")
-    options = {
-        "blur": parse_kernel(kernel) if kernel is not None else {},
-        "inpainting": {"mask": mask} if mask is not None else {},
-        "downsampling": {"factor": factor} if factor is not None else {},
-    }
-    if truth is not None and not truth.exists():
-        raise UsageError(f"--truth: {truth} does not exist; give a file or a folder")
-    jobs, notes = plan(inputs, out, force)
-    if truth is not None and truth.is_file() and len(jobs) > 1:
-        raise UsageError(f"--truth {truth} is one file, but there are {len(jobs)} pictures; give a folder")
-    if all(job.refused for job in jobs):
-        raise UsageError("; ".join(job.trouble for job in jobs))
+    options = _operator_options(kernel, mask, factor)
+    jobs, notes = _jobs(inputs, out, force, truth)
     registry = open_registry(plugin, warn=not as_json)
     talk = not quiet and not as_json
     with display(talk) as shown:
@@ -139,13 +127,45 @@ def apply(
             for note in [*notes, *_headline(loaded, noise, level)]:
                 shown.message(note)
         outcomes = _restore_all(jobs, restorer, level, (truth, metrics), shown, talk)
-    restored = sum(one.status == "restored" for one in outcomes)
-    failed = sum(one.error is not None for one in outcomes)
+    _report(model, outcomes, metrics if truth is not None else (), as_json)
+
+
+def _operator_options(kernel: str | None, mask: str | None, factor: int | None) -> dict[str, dict[str, Any]]:
+    """What the options say about operators, by the operator they belong to."""
+    from bltoolbox.restoration.pictures.kernels import parse_kernel
+
+    return {
+        "blur": parse_kernel(kernel) if kernel is not None else {},
+        "inpainting": {"mask": mask} if mask is not None else {},
+        "downsampling": {"factor": factor} if factor is not None else {},
+    }
+
+
+def _jobs(
+    inputs: Sequence[str], out: str | None, force: bool, truth: Path | None
+) -> tuple[list[Job], list[str]]:
+    """The pictures to restore, and notes about those that are left out."""
+    from bltoolbox.restoration.pictures.jobs import plan
+
+    if truth is not None and not truth.exists():
+        raise UsageError(f"--truth: {truth} does not exist; give a file or a folder")
+    jobs, notes = plan(inputs, out, force)
+    if truth is not None and truth.is_file() and len(jobs) > 1:
+        raise UsageError(f"--truth {truth} is one file, but there are {len(jobs)} pictures; give a folder")
+    if all(job.refused for job in jobs):
+        raise UsageError("; ".join(job.trouble for job in jobs))
+    return jobs, notes
+
+
+def _report(model: str, outcomes: Sequence[Outcome], metrics: Sequence[ImageMetric], as_json: bool) -> None:
+    """The table or the JSON text; the exit code is 1 if a picture failed."""
+    restored = sum(outcome.status == "restored" for outcome in outcomes)
+    failed = sum(outcome.error is not None for outcome in outcomes)
     if as_json:
-        pictures = [one.as_dict() for one in outcomes]
+        pictures = [outcome.as_dict() for outcome in outcomes]
         print_json({"model": model, "restored": restored, "failed": failed, "pictures": pictures})
     elif restored:
-        print_table(outcomes, metrics if truth is not None else ())
+        print_table(outcomes, metrics)
     if failed:
         compared = restored + failed - len(outcomes)
         also = f", {compared} of them only in the comparison with --truth" if compared else ""

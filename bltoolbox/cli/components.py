@@ -70,10 +70,12 @@ def show_component(
         print_json(_facts(registered) | signature.to_json() | {"snippet": snippet})
         return
     show(f"{registered.kind}/{registered.name}", bold=True, lines=True)
-    _paragraph(registered.component.summary)
+    shown = registered.component.summary
+    _paragraph(shown)
     for text in (signature.doc, signature.about):
-        if text and text != registered.component.summary:
+        if text and text.rstrip(".").lower() not in shown.lower():  # the same sentence, once
             show(f"\n{_reflow(text)}", lines=True)
+            shown += f"\n{text}"
     show("\nParameters", bold=True, lines=True)
     for parameter in signature.parameters:
         _print_parameter(parameter)

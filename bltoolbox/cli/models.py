@@ -64,4 +64,4 @@ def models(
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
-    return "–" if value is None else str(value)
+    return "–" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -16,7 +16,6 @@ from bltoolbox.cli.common import (
     say,
     show,
     split_overrides,
-    terminal_width,
     wrapped,
 )
 from bltoolbox.cli.completion import complete_recipe, complete_shipped
@@ -120,7 +119,7 @@ def _check(
 def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
     """List the recipes that come with the toolbox.
 
-    blt run, blt validate, blt check and blt cp accept their names.
+    blt run, blt validate, blt check and blt cp accept their names. --json adds the path of each file.
     """
     from bltoolbox.config.shipped_recipes import recipe_summary, shipped_recipes
 
@@ -129,9 +128,9 @@ def list_recipes(as_json: Json = False, debug: Debug = False) -> None:
         print_json([{"name": name, "summary": text, "path": str(path)} for name, text, path in entries])
         return
     width = max((len(name) for name, _, _ in entries), default=0)
-    for name, text, path in entries:
+    for name, text, _ in entries:
         show(wrapped(f"{name:{width}}  {text}", width + 2), lines=True)
-        show(f"{'':{width}}  {path}" if terminal_width() is None else f"  {path}", dim=True)
+    say("start with smoke (seconds) or denoise (two minutes); blt cp NAME copies a recipe to edit it")
 
 
 def copy_recipe(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -21,69 +21,75 @@ if TYPE_CHECKING:
     from bltoolbox.training.sweep.resources import Resources
 
 
+Grid = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RECIPE [KEY=A,B,...]...",
+        help="A recipe file or the name of a shipped recipe; values for each key.",
+        autocompletion=complete_grid,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", help="Output directory; default runs/<recipe>/sweep-<time>."),
+]
+AtATime = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", "-j", metavar="N", min=1, help="Number of runs at a time; default 1, on Slurm all."
+    ),
+]
+Search = Annotated[
+    int | None,
+    typer.Option(
+        "--search", metavar="N", min=1, help="Search N cells with Optuna; KEY=LOW..HIGH are ranges."
+    ),
+]
+On = Annotated[
+    Literal["here", "slurm"], typer.Option("--on", help="Run on this machine or as jobs of Slurm.")
+]
+Partition = Annotated[str | None, typer.Option(metavar="P", help="With --on slurm: the partition.")]
+TimeLimit = Annotated[
+    str | None, typer.Option(metavar="T", help="With --on slurm: minutes or H:MM:SS per job.")
+]
+Gpus = Annotated[int | None, typer.Option(metavar="N", min=0, help="With --on slurm: GPUs per cell.")]
+Cpus = Annotated[int | None, typer.Option(metavar="N", min=1, help="With --on slurm: processors per cell.")]
+SlurmOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm", metavar="KEY=VALUE", help="With --on slurm: another option of sbatch; repeatable."
+    ),
+]
+Emit = Annotated[bool, typer.Option("--emit", help="With --on slurm: write DIR/array.sh; submit nothing.")]
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="With --on slurm: follow the jobs until they end.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check every cell and print its command; write nothing.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the table, no progress.")]
+
+
 def register(app: typer.Typer) -> None:
     """Register the commands of this file."""
     app.command("sweep", rich_help_panel="Train")(sweep)
 
 
 def sweep(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RECIPE [KEY=A,B,...]...",
-            help="A recipe file or the name of a shipped recipe; values for each key.",
-            autocompletion=complete_grid,
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="DIR", help="Output directory; default runs/<recipe>/sweep-<time>."
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", "-j", metavar="N", min=1, help="Number of runs at a time; default 1, on Slurm all."
-        ),
-    ] = None,
-    search: Annotated[
-        int | None,
-        typer.Option(
-            "--search", metavar="N", min=1, help="Search N cells with Optuna; KEY=LOW..HIGH are ranges."
-        ),
-    ] = None,
-    on: Annotated[
-        Literal["here", "slurm"], typer.Option("--on", help="Run on this machine or as jobs of Slurm.")
-    ] = "here",
-    partition: Annotated[
-        str | None, typer.Option(metavar="P", help="With --on slurm: the partition.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(metavar="T", help="With --on slurm: minutes or H:MM:SS per job.")
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="With --on slurm: GPUs per cell.")
-    ] = None,
-    cpus: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --on slurm: processors per cell.")
-    ] = None,
-    slurm: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slurm", metavar="KEY=VALUE", help="With --on slurm: another option of sbatch; repeatable."
-        ),
-    ] = None,
-    emit: Annotated[
-        bool, typer.Option("--emit", help="With --on slurm: write DIR/array.sh; submit nothing.")
-    ] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="With --on slurm: follow the jobs until they end.")
-    ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check every cell and print its command; write nothing.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the table, no progress.")] = False,
+    arguments: Grid,
+    out: Out = None,
+    jobs: AtATime = None,
+    search: Search = None,
+    on: On = "here",
+    partition: Partition = None,
+    time: TimeLimit = None,
+    gpus: Gpus = None,
+    cpus: Cpus = None,
+    slurm: SlurmOptions = None,
+    emit: Emit = False,
+    wait: Wait = True,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
@@ -107,22 +113,21 @@ def sweep(
     --on slurm submits one job per cell. A job that reaches its time limit or is preempted writes a checkpoint, is
     queued again and resumes. Ctrl-C leaves the jobs on the cluster; repeat the command to follow them.
     """
-    from bltoolbox.cli.display.sweep import print_table
-
     sources, overrides = split_overrides(arguments)
     if len(sources) != 1:
         raise UsageError("blt sweep takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
     resources = _resources(on, partition, time, gpus, cpus, slurm, jobs, emit or not wait)
     registry = open_registry(plugin)
-    if search is not None:
-        if on == "slurm":
-            raise UsageError("--search runs on this machine; on Slurm, give a grid of values")
+    if search is None:
+        whole, signal = _planned(sources[0], overrides, out, registry), None
+    elif resources is None:
         whole, signal = _search(
             sources[0], overrides, out, registry, search, jobs or 1, plugin, dry_run, quiet
         )
     else:
-        whole = _planned(sources[0], overrides, out, registry)
-        signal = None
+        raise UsageError(
+            "--search runs on this machine only; remove --on slurm, or give a grid of values instead of --search"
+        )
     if dry_run:
         _print_plan(whole, sources[0], as_json)
         return
@@ -131,13 +136,20 @@ def sweep(
         return
     if search is None:
         signal = _run(whole, jobs or 1, resources, plugin or (), quiet, wait)
+    _end(whole, signal, resources is not None, wait, as_json)
+
+
+def _end(whole: Sweep, signal: int | None, on_cluster: bool, wait: bool, as_json: bool) -> NoReturn:
+    """Print the results so far; the exit code is that of a signal, or whether all cells are complete."""
+    from bltoolbox.cli.display.sweep import print_table
+
     facts = _facts(whole)
     if as_json:
         print_json(facts)
     elif wait:
         print_table(facts)
     if signal is not None:
-        place = "the jobs stay on the cluster; to follow them" if resources else "to continue"
+        place = "the jobs stay on the cluster; to follow them" if on_cluster else "to continue"
         say(f"interrupted; {place}, repeat the command with -o {shlex.quote(str(whole.path))}")
         raise typer.Exit(128 + signal)
     complete = ("finished", "pruned") if wait else ("finished", "waiting", "running")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bltoolbox.cli.common import Debug, Json, print_json, say
+from bltoolbox.distributed.signals import Interrupted
 
 if TYPE_CHECKING:
     from bltoolbox.runs.watch import Snapshot, Watched
@@ -58,7 +60,7 @@ def watch(
         return
     from bltoolbox.cli.display.watch import WatchDisplay
 
-    with WatchDisplay() as display:
+    with _until_interrupted(), WatchDisplay() as display:
         while True:
             # Read first: a run that the sweep starts afterwards is seen in the next update.
             more = is_active(named)
@@ -70,6 +72,15 @@ def watch(
         display.end(snapshots)
     if not once:
         _report_unfinished(snapshots)
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """Ctrl-C is the usual way to leave, and needs no message."""
+    try:
+        yield
+    except Interrupted as stop:
+        raise typer.Exit(stop.exit_code) from None
 
 
 def _report_unfinished(snapshots: Sequence[Snapshot]) -> None:

@@ -13,16 +13,16 @@ _SUMMARY = 2**14
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with the toolbox, by name: ``denoise``, ``paper/…``."""
+    """The recipes that come with the toolbox, by name: ``denoise``, …, then those in folders, ``paper/…``."""
     package = Path(__file__).parents[1]
     folders = [package / "recipes"]
     if (package.parent / "pyproject.toml").is_file():  # a checkout
         folders.append(package.parent / "recipes")
     paths: dict[str, Path] = {}
     for folder in folders:
-        for path in sorted(folder.rglob("*.yaml")):
+        for path in folder.rglob("*.yaml"):
             paths.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
-    return paths
+    return dict(sorted(paths.items(), key=lambda entry: ("/" in entry[0], entry[0])))
 
 
 def recipe_summary(path: Path) -> str:

@@ -140,9 +140,18 @@ def end_process_at_once() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if _state.ending or _imports(frame):
+    if _state.ending:
+        os._exit(128 + number)
+    if _imports(frame):
+        announce()
         os._exit(128 + number)
     raise Interrupted(number)
+
+
+def announce() -> None:
+    """Print that the command was interrupted; of several ranks, the first one does."""
+    if os.environ.get("RANK", "0") == "0":
+        _write("interrupted")
 
 
 def _end_from_finalizer(unraisable: sys.UnraisableHookArgs) -> None:

@@ -157,4 +157,20 @@ def _intervals(length: int, side: int, overlap: int, least: int) -> Iterator[tup
     core = -(-length // count)  # as even as possible, so that the last one is not a sliver
     for first in range(0, length, core):
         last = min(first + core, length)
-        yield slice(max(0, first - overlap), min(length, last + overlap)), slice(first, last)
+        begin, end = max(0, first - overlap), min(length, last + overlap)
+        missing = fast_length(end - begin) - (end - begin)
+        behind = min(missing, length - end)
+        yield slice(max(0, begin - missing + behind), end + behind), slice(first, last)
+
+
+def fast_length(length: int) -> int:
+    """The next even length whose Fourier transform is fast: with no prime factor above 7."""
+    length += length % 2
+    while True:
+        rest = length
+        for factor in (2, 3, 5, 7):
+            while rest % factor == 0:
+                rest //= factor
+        if rest == 1:
+            return length
+        length += 2

@@ -164,43 +164,21 @@ def evaluate_tasks(
     On several ranks each solves some; all get the figures, and rank 0 the images.
     """
     positions = range(len(tasks)) if positions is None else positions
-    mine = range(ranks.rank, len(positions), ranks.size)
-    images: dict[int, Restored] = {}
     wanted = measurable(pick(metrics, metrics_of(problem)), tasks)
     samples = tasks.samples if isinstance(tasks, VariationalTasks) else None
     keep = 0 if samples is None else keep
-    views = _views(theta, tasks, wanted, keep)
-    distance = tol * problem.unit
+    share = _Share(_views(theta, tasks, wanted, keep), positions, keep)
+    mine = range(ranks.rank, len(positions), ranks.size)
 
     def work() -> dict[str, Any]:
-        before: dict[str, list[float]] = {metric.name: [] for metric in wanted}
-        after: dict[str, list[float]] = {metric.name: [] for metric in wanted}
-        iterations = 0
         with allowed(), detached(), computing(tasks.device):
             for first in range(0, len(mine), chunk):
-                places = mine[first : first + chunk]
-                for view in views:
-                    chunk_view = view.on([positions[place] for place in places])
-                    lower = chunk_view.lower
-                    solution = solve_cold(solver, lower, distance, limit)
-                    start = lower.start()
-                    for values, x in ((before, start), (after, solution.x)):
-                        for name, more in chunk_view.measure(x).items():
-                            values[name] += more
-                    iterations += int(solution.iterations.sum())
-                    if view is not views[0] or not keep:
-                        continue
-                    shown = [lower.view(start), lower.view(solution.x)]
-                    rows = shown + ([] if chunk_view.truth is None else [chunk_view.truth])
-                    for place, *row in zip(places, *rows, strict=True):
-                        if place < keep:
-                            images[place] = Restored(*(image.cpu().contiguous() for image in row))
-        return {"before": before, "after": after, "iterations": iterations}
+                share.solve(mine[first : first + chunk], solver, tol * problem.unit, limit)
+        return {"before": share.before, "after": share.after, "iterations": share.iterations}
 
     by_rank = ranks.each("evaluation", work)
     if samples is not None:
-        _bring_to_first(ranks, images, min(keep, len(positions)), samples)
-    labels = [tasks.label(position) for position in positions]
+        _bring_to_first(ranks, share.images, min(keep, len(positions)), samples)
     before, after = (
         {metric.name: _in_order([measured[when][metric.name] for measured in by_rank]) for metric in wanted}
         for when in ("before", "after")
@@ -209,9 +187,9 @@ def evaluate_tasks(
         wanted,
         before,
         after,
-        labels,
+        [tasks.label(position) for position in positions],
         sum(measured["iterations"] for measured in by_rank),
-        [images[place] for place in sorted(images)],
+        [share.images[place] for place in sorted(share.images)],
         UNIT if samples is None else samples.range,
         samples is not None,
     )
@@ -252,7 +230,42 @@ class _Part:
 class _View(Protocol):
     """Tasks that some metrics are about."""
 
+    @property
+    def metrics(self) -> tuple[Metric, ...]: ...
+
     def on(self, ids: Sequence[int]) -> _Part: ...
+
+
+class _Share:
+    """The tasks of one rank: solved and measured chunk by chunk."""
+
+    def __init__(self, views: Sequence[_View], positions: Sequence[int], keep: int) -> None:
+        self.views, self.positions, self.keep = views, positions, keep
+        self.before: dict[str, list[float]] = {metric.name: [] for view in views for metric in view.metrics}
+        self.after: dict[str, list[float]] = {metric.name: [] for view in views for metric in view.metrics}
+        self.iterations = 0
+        self.images: dict[int, Restored] = {}
+
+    def solve(self, places: Sequence[int], solver: LowerSolver, distance: float, limit: int) -> None:
+        for view in self.views:
+            part = view.on([self.positions[place] for place in places])
+            start = part.lower.start()
+            solution = solve_cold(solver, part.lower, distance, limit)
+            for values, x in ((self.before, start), (self.after, solution.x)):
+                for name, more in part.measure(x).items():
+                    values[name] += more
+            self.iterations += int(solution.iterations.sum())
+            if view is self.views[0]:
+                self._keep(places, part, start, solution.x)
+
+    def _keep(self, places: Sequence[int], part: _Part, start: Tensor, x: Tensor) -> None:
+        """The images for the figure."""
+        if not any(place < self.keep for place in places):
+            return
+        rows = [part.lower.view(start), part.lower.view(x)] + ([] if part.truth is None else [part.truth])
+        for place, *row in zip(places, *rows, strict=True):
+            if place < self.keep:
+                self.images[place] = Restored(*(image.cpu().contiguous() for image in row))
 
 
 def _views(theta: Theta, tasks: Tasks, metrics: tuple[Metric, ...], keep: int) -> Sequence[_View]:

@@ -27,8 +27,9 @@ from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.theta import prepare
 from bltoolbox.restoration.variational import Variational
 
-#: Part of a change of the measurements that may be left in front of the line.
-LEVEL = 1e-4
+#: Part of a change of the measurements that may be left in front of the line, and for results of 8 bits: what replaces
+#: the surroundings of a tile differs from them by less than 1, and as far as that matters tiles fade into each other.
+LEVEL, COARSE_LEVEL = 1e-4, 1e-3
 #: No overlap is larger; then the level is not reached.
 MOST = 128
 #: Pixels beyond the line; what lies further away matters less.
@@ -169,13 +170,17 @@ def strip_size(channels: int, side: int, around: Geometry) -> tuple[int, int, in
 
 
 def measure_overlap(
-    problem: Variational, theta: Theta, strips: Tensor, around: Geometry | None = None
+    problem: Variational,
+    theta: Theta,
+    strips: Tensor,
+    around: Geometry | None = None,
+    level: float = LEVEL,
 ) -> Overlap:
-    """The smallest overlap that leaves less than ``LEVEL`` of a change in all of these pictures."""
-    # In float32 the rounding of H may be larger than what is asked for.
-    precise = {name: value.double() for name, value in theta.items()}
-    left = _reach(problem, precise, strips.double(), around or Geometry())
-    below = [distance for distance in range(len(left)) if float(left[distance:].max()) <= LEVEL]
+    """The smallest overlap that leaves less than ``level`` of a change in all of these pictures."""
+    if level <= LEVEL:  # in float32 the rounding of H may be larger than what is asked for
+        theta, strips = {name: value.double() for name, value in theta.items()}, strips.double()
+    left = _reach(problem, theta, strips, around or Geometry(), level)
+    below = [distance for distance in range(len(left)) if float(left[distance:].max()) <= level]
     pixels = min(MOST, 8 * -(-below[0] // 8)) if below else MOST
     return Overlap(pixels, float(left[pixels:].max()))
 
@@ -195,7 +200,9 @@ def _sensitivity(lower: ImageLower) -> Tensor:
         return -torch.autograd.grad(slope.sum(), leaf)[0]
 
 
-def _reach(problem: Variational, theta: Theta, strips: Tensor, around: Geometry) -> Tensor:
+def _reach(
+    problem: Variational, theta: Theta, strips: Tensor, around: Geometry, level: float = LEVEL
+) -> Tensor:
     """The largest change of x̂ at each distance in front of a line, when y is changed by at most 1 beyond it."""
     if not problem.regularizer.smooth:  # H does not exist, and the largest overlap is taken
         return torch.ones(MOST + 1)
@@ -214,8 +221,8 @@ def _reach(problem: Variational, theta: Theta, strips: Tensor, around: Geometry)
         lower = at.on(y)
         system, rhs = lower.linearize(lower.embed(x)), lower.backward(_sensitivity(lower) * change)
         # What is asked for is a small part of the change.
-        tol = torch.clamp(1e-6 * norm(rhs), min=0.1 * LEVEL)
-        method = ConjugateGradients("the reach of a pixel")
+        tol = torch.clamp(0.01 * level * norm(rhs), min=0.1 * level)
+        method = ConjugateGradients("the reach of a pixel", "auto")
         try:
             influence, residual, _ = solve_linear(
                 method, system, rhs, torch.zeros_like(rhs), tol, _ITERATIONS

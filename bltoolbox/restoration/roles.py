@@ -9,7 +9,7 @@ per sample, and nothing may depend on which samples share a batch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -287,7 +287,14 @@ class Regularizer(Parametric):
 
         Only error bounds need it; one backward pass per sample unless overridden. Receives θ itself, not prepared.
         """
-        return rows_of(lambda leaves: self.pairing(self.prepare(leaves), x, q), theta)
+
+        def each(leaves: dict[str, Tensor]) -> Iterator[Tensor]:
+            # A graph of the whole batch would be traversed once per sample.
+            prepared = self.prepare(leaves)
+            for i in range(len(x)):
+                yield self.pairing(prepared, x[i : i + 1], q[i : i + 1])[0]
+
+        return rows_of(each, theta)
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
         """A valid upper bound on ‖∇²R_θ‖ over all images of ``shape`` (C, H, W), or None if none is known.

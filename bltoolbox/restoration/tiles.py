@@ -20,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +32,12 @@ from numpy.typing import NDArray
 
 from bltoolbox.bilevel.memory import return_freed_memory
 from bltoolbox.errors import BltError
-from bltoolbox.restoration.cuts import VISIBLE, Canvas, Seams, fade_length, seam_notes, tiles
+from bltoolbox.restoration.cuts import VISIBLE, Canvas, Seams, Tile, fade_length, seam_notes, tiles
 from bltoolbox.restoration.metrics import UNIT, values_in
 from bltoolbox.restoration.noise_choice import NoiseChoice, choose_noise
 from bltoolbox.restoration.overlap import (
+    COARSE_LEVEL,
+    LEVEL,
     MOST,
     Geometry,
     depends_on_size,
@@ -50,6 +53,7 @@ from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.theta import prepare
 from bltoolbox.restoration.tile_solver import TileSolver
+from bltoolbox.restoration.tile_threads import in_order, tiles_at_once
 from bltoolbox.restoration.variational import Variational
 
 if TYPE_CHECKING:
@@ -143,7 +147,7 @@ class Restorer:
         around = self._geometry(height, width)
         solve = self._solver(choice.sigma, planes, around, image.dtype)
         if around is None or not self.cuts or around.scale**2 * height * width <= self.tile**2:
-            report = None if progress is None else _share(progress, 0, 1)
+            report = _Shares(progress, 1).of(0)
             cut = _Cut(_from_unit(solve(_to_unit(image), report=report), image.dtype))
         else:
             cut = self._in_tiles(image, solve, around, progress)
@@ -171,10 +175,8 @@ class Restorer:
     ) -> _Cut:
         if progress:
             progress(0.0, "measuring how far a pixel reaches")
-        if around.positional:
-            cut = self._with_overlap(MOST, image, solve, around, progress)
-        else:
-            cut = self._with_overlap(self.overlap, image, solve, around, progress)
+        overlap = MOST if around.positional else self._overlap_for(image.dtype)
+        cut = self._with_overlap(overlap, image, solve, around, progress)
         if cut is None:
             solve.reset()
             cut = self._with_overlap(self.large_overlap, image, solve, around, progress)
@@ -202,21 +204,48 @@ class Restorer:
             out[first : first + len(rows)] = _from_unit(rows, image.dtype)
 
         canvas = Canvas(scale * height, scale * width, planes, fade, write)
-        for count, tile in enumerate(parts):
-            return_freed_memory()  # tiles have several sizes, and would leave gaps
-            larger, operator = tile.times(scale), None
-            if around.positional:
-                shape = (self.channels, height, width)
-                operator = self.problem.operator.crop(tile.rows, tile.columns, shape)
-            report = None if progress is None else _share(progress, count, len(parts))
-            result = solve(_to_unit(image[tile.rows, tile.columns]), operator, report)
-            seams.compare(larger, result)
-            # No overlap is larger than MOST; what is needed for any picture is measured only if it matters.
-            if seams.largest > VISIBLE and overlap < MOST and overlap < self.large_overlap:
-                return None
-            canvas.add(larger, result)
+        restored = partial(self._restored_tile, image, solve, around, parts)
+        results = self._results(restored, len(parts), progress)
+        with contextlib.closing(results):
+            for tile, result in zip(parts, results, strict=True):
+                larger = tile.times(scale)
+                seams.compare(larger, result)
+                # No overlap is larger than MOST; what is needed for any picture is measured only if it matters.
+                if seams.largest > VISIBLE and overlap < MOST and overlap < self.large_overlap:
+                    return None
+                canvas.add(larger, result)
         canvas.finish()
         return _Cut(out, len(parts), scale * beyond, seams.largest)
+
+    def _restored_tile(
+        self,
+        image: NDArray[Any],
+        solve: TileSolver,
+        around: Geometry,
+        parts: Sequence[Tile],
+        number: int,
+        report: Callable[[float], None] | None,
+    ) -> NDArray[Any]:
+        return_freed_memory()  # tiles have several sizes, and would leave gaps
+        tile, operator = parts[number], None
+        if around.positional:
+            shape = (self.channels, *image.shape[:2])
+            operator = self.problem.operator.crop(tile.rows, tile.columns, shape)
+        return solve(_to_unit(image[tile.rows, tile.columns]), operator, report)
+
+    def _results(
+        self,
+        restored: Callable[[int, Callable[[float], None] | None], NDArray[Any]],
+        count: int,
+        progress: Progress | None,
+    ) -> Generator[NDArray[Any], None, None]:
+        """Of tiles in their order, of which several are restored at once on a CPU."""
+        shares = _Shares(progress, count)
+        if tiles_at_once(count, next(iter(self.model.theta.values())).device) > 1:
+            yield from in_order(restored, count, shares.report)
+            return
+        for number in range(count):
+            yield restored(number, shares.of(number))
 
     def _prepare(self, problem: Variational) -> tuple[Variational, int, Geometry | None]:
         """The problem with the border rule of photographs, its smallest image, and how large x is, given y."""
@@ -269,11 +298,22 @@ class Restorer:
     @cached_property
     def overlap(self) -> int:
         """Of tiles, in pixels of the result: what does for photographs."""
+        return self._measured_overlap(LEVEL)
+
+    @cached_property
+    def coarse_overlap(self) -> int:
+        """What does for results of 8 bits."""
+        return self._measured_overlap(COARSE_LEVEL)
+
+    def _overlap_for(self, dtype: np.dtype[Any]) -> int:
+        return self.coarse_overlap if dtype == np.uint8 else self.overlap
+
+    def _measured_overlap(self, level: float) -> int:
         around = self.around or Geometry()
         size = strip_size(self.channels, self.side, around)
         restore = self._tile_solver(self.problem, around).solve
         strips = photographs(self.problem, self.model.theta, size, restore)
-        return measure_overlap(self.problem, self.model.theta, strips, around).pixels
+        return measure_overlap(self.problem, self.model.theta, strips, around, level).pixels
 
     @cached_property
     def large_overlap(self) -> int:
@@ -321,10 +361,26 @@ class Restorer:
             yield "colour picture, gray model: each channel restored separately"
 
 
-def _share(progress: Progress, count: int, tiles: int) -> Callable[[float], None]:
-    """Reports a part of one of several tiles."""
-    phase = _RESTORING if tiles == 1 else f"tile {count + 1} of {tiles}"
-    return lambda part: progress((count + part) / tiles, phase)
+class _Shares:
+    """Reports how much of a picture is done, given how much of each of its tiles is."""
+
+    def __init__(self, progress: Progress | None, tiles: int) -> None:
+        self.progress = progress
+        self.parts = [0.0] * tiles
+        self.lock = threading.Lock()
+
+    def of(self, tile: int) -> Callable[[float], None] | None:
+        """What a tile reports to."""
+        return None if self.progress is None else partial(self.report, tile)
+
+    def report(self, tile: int, part: float) -> None:
+        if self.progress is None:
+            return
+        count = len(self.parts)
+        with self.lock:
+            self.parts[tile] = max(self.parts[tile], part)
+            phase = _RESTORING if count == 1 else f"tile {tile + 1} of {count}"
+            self.progress(sum(self.parts) / count, phase)
 
 
 def _to_unit(values: NDArray[Any]) -> NDArray[Any]:

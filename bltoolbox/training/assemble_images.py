@@ -123,7 +123,8 @@ def _samples(
         raise refusal(
             recipe,
             "validation",
-            f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training",
+            f"count {held_out} leaves none of the {len(data)} images of {recipe.data.name!r} for training;"
+            " set validation.count to fewer, or to 0 to hold out none",
         )
 
     training, held = hold_out(data, held_out)

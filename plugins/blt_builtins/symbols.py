@@ -37,15 +37,21 @@ def _even(lags: Tensor, dim: int) -> Tensor:
 
 def bank_symbol(lags: Tensor, weights: Tensor, shape: Sequence[int]) -> Tensor:
     """Σ_j w_j Σ_s a_js cos cos for the lags (J, C, C, K, L) of filters and weights (B, J): (B, C, C, H, W)."""
-    mixed = (weights @ lags.flatten(1)).unflatten(1, lags.shape[1:])
-    return cosine_sums(mixed, shape)
+    # Like the products below, the same for a sample in every batch.
+    mixed = torch.bmm(weights.unsqueeze(1), lags.flatten(1).expand(len(weights), -1, -1))
+    return cosine_sums(mixed.view(len(weights), *lags.shape[1:]), shape)
 
 
 def cosine_sums(lags: Tensor, shape: Sequence[int]) -> Tensor:
     """Σ_s a_s cos(ω₁s₁) cos(ω₂s₂) for lags (…, K, L) and images of ``shape`` (C, H, W): (…, H, W)."""
     height, width = shape[-2:]
-    rows, columns = _WAVES[height, lags.shape[-2]].like(lags), _WAVES[width, lags.shape[-1]].like(lags)
-    return rows @ lags @ columns.mT
+    # A product per sample and block: one for all would round differently with the number of samples.
+    blocks = lags.reshape(-1, *lags.shape[-2:])
+    rows, columns = (
+        _WAVES[length, count].like(lags).expand(len(blocks), -1, -1)
+        for length, count in ((height, lags.shape[-2]), (width, lags.shape[-1]))
+    )
+    return torch.bmm(torch.bmm(rows, blocks), columns.mT).view(*lags.shape[:-2], height, width)
 
 
 def difference_symbols(shape: Sequence[int], like: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ def check_end(process: subprocess.Popen[str], number: signal.Signals) -> bool:
     assert "Traceback" not in said and "rror" not in said, said
     # Once Python has put its signal handlers away, it is the signal that ends the process; a shell calls it the same.
     assert process.returncode in (0, CODES[number], -number), said
+    assert not said or "interrupted" in said
     return process.returncode != 0
 
 

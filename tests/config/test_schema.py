@@ -286,8 +286,12 @@ def test_recipes_and_cp(blt: Run, tmp_path: Path) -> None:
     assert set(found) == set(shipped_recipes())
     assert found["smoke"]["summary"].startswith("A run of a few seconds")
     assert Path(found["smoke"]["path"]) == ROOT / "recipes" / "smoke.yaml"
-    text = blt("recipes").stdout
-    assert all(one["summary"] in text and one["path"] in text for one in found.values())
+    lines = blt("recipes").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(found)
+    assert all(line.endswith(one["summary"]) for line, one in zip(lines, found.values(), strict=True))
+    folders = ["/" in name for name in found]
+    assert folders == sorted(folders), "recipes to start with come before those in folders"
+    assert all(one["summary"].endswith(".") for one in found.values()), "a summary is a whole sentence"
     original = (ROOT / "recipes" / "smoke.yaml").read_bytes()
     (tmp_path / "folder").mkdir()
     for dest, wanted in (

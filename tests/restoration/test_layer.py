@@ -181,10 +181,13 @@ def test_several_backward_passes() -> None:
 def test_a_second_derivative_is_refused() -> None:
     module = layer(recipe())
     y = measurements().requires_grad_()
-    slope = torch.autograd.grad(module(y).square().sum(), y, create_graph=True)[0]
-    assert torch.isfinite(slope).all(), "the first one is not"
-    with pytest.raises(BltError, match="first derivatives only"):
-        slope.square().sum().backward()
+    for loss in (module(y).square().sum(), module(y).sum()):
+        slope = torch.autograd.grad(loss, y, create_graph=True)[0]
+        assert torch.isfinite(slope).all(), "the first one is not"
+        with pytest.raises(BltError, match="first derivatives only"):
+            torch.autograd.grad(slope.sum(), y, retain_graph=True)
+        with pytest.raises(BltError, match="first derivatives only"):
+            slope.square().sum().backward()
 
 
 def test_parameters_that_change_before_the_backward_pass_are_noticed() -> None:

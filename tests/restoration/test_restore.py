@@ -119,6 +119,26 @@ def test_tiles_are_put_together_as_they_were_cut(height: int, width: int, overla
         assert seams.largest == pytest.approx(change / max(1, 2 * fade), abs=1e-6)
 
 
+def test_eight_bits_need_less_overlap(colour: Model) -> None:
+    noisy = as_bytes(noisy_picture(150, 170))
+    restorer = Restorer(colour, tile=110, tol=TIGHT)
+    assert 0 < restorer.coarse_overlap < restorer.overlap
+    tiled, report = restorer.run(noisy)
+    whole, _ = Restorer(colour, tol=TIGHT).run(noisy)
+    assert report.tiles > 3 and report.overlap == restorer.coarse_overlap
+    # Values next to a rounding limit may fall on either side of it.
+    assert np.abs(tiled.astype(int) - whole).max() <= 1 and (tiled != whole).mean() < 0.01
+
+
+def test_tiles_have_lengths_that_transform_fast() -> None:
+    assert [cuts.fast_length(length) for length in (1, 8, 61, 677, 691, 768)] == [2, 8, 64, 686, 700, 768]
+    for tile in cuts.tiles(1500, 1300, 500, 24, 64):
+        for seen, core in ((tile.rows, tile.core_rows), (tile.columns, tile.core_columns)):
+            length = seen.stop - seen.start
+            assert length == cuts.fast_length(length)
+            assert seen.start <= max(0, core.start - 24) and seen.stop >= min(1300, core.stop + 24)
+
+
 def test_the_overlap_grows_with_the_reach() -> None:
     near, far = (
         Restorer(toy_model(regularizer={"name": "tikhonov", "weight": weight})).overlap

@@ -59,7 +59,7 @@ def implicit_estimate(method: LinearMethod, ask: Ask, most: int, truncates: bool
 def implicit_gradient(ask: Ask, q: Tensor) -> dict[str, Tensor]:
     """z = ∂_θ g − ∂_θ⟨∇_x h(x̃, θ), q⟩, weighted."""
     x = ask.solution
-    gradient = {name: -entry for name, entry in ask.lower.mixed(x, q, ask.weights).items()}
+    gradient = ask.lower.mixed(x, -q, ask.weights)
     for name, entry in ask.upper.theta_gradient(x, ask.weights).items():
         gradient[name] = gradient[name] + entry
     return gradient

@@ -24,8 +24,8 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
 
-from blt_builtins.loggers.tracked import Tracked, results
-from bltoolbox.plugin import MissingError, RunResult, flatten, make_folder
+from blt_builtins.loggers.tracked import Tracked, client_package, results
+from bltoolbox.plugin import RunResult, flatten, make_folder
 
 #: Figures are sent in groups, at most this many at once and this many seconds apart.
 _GROUP, _PAUSE = 500, 5.0
@@ -58,15 +58,8 @@ class MlflowLog(Tracked):
     ) -> None:
         for key, value in _PATIENCE.items():
             os.environ.setdefault(key, value)
-        try:
-            import mlflow
-        except ImportError as error:
-            raise MissingError(
-                "logger 'mlflow' needs the package mlflow, which is not installed or cannot be imported;"
-                " run pip install 'bltoolbox[mlflow]', or remove the logger from the recipe"
-            ) from error
         super().__init__(run_name, every)
-        self.mlflow: Any = mlflow
+        self.mlflow = client_package("mlflow")
         self.experiment, self.tags, self.folder = experiment, tags, folder
 
     @classmethod

@@ -11,12 +11,23 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from bltoolbox.plugin import LOG, BltError, Check, Experiment, Logger, RunResult, read_text, write_text
+from bltoolbox.plugin import (
+    LOG,
+    BltError,
+    Check,
+    Experiment,
+    Logger,
+    MissingError,
+    RunResult,
+    read_text,
+    write_text,
+)
 
 #: Pictures that a run with a directory draws, by what they show.
 PICTURES = {
@@ -29,6 +40,17 @@ PICTURES = {
 FILES = ("theta.safetensors", "report.html", "resolved.yaml")
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def client_package(name: str) -> Any:
+    """The package of a service, which is also the name of its logger and of its extra."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingError(
+            f"logger {name!r} needs the package {name}, which is not installed or cannot be imported;"
+            f" run pip install 'bltoolbox[{name}]', or remove the logger from the recipe"
+        ) from error
 
 
 class Tracked(Logger):

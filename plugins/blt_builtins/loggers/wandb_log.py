@@ -23,8 +23,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
-from blt_builtins.loggers.tracked import FILES, Tracked, results
-from bltoolbox.plugin import MissingError, RunResult
+from blt_builtins.loggers.tracked import FILES, Tracked, client_package, results
+from bltoolbox.plugin import RunResult
 
 #: Seconds to wait for the service: before the first step, and for uploads after the last one.
 _START, _END = 30, 120
@@ -53,15 +53,8 @@ class WandbLog(Tracked):
         mode: Literal["auto", "online", "offline", "disabled"] = "auto",
         every: Annotated[int, Gt(0)] = 1,
     ) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise MissingError(
-                "logger 'wandb' needs the package wandb, which is not installed or cannot be imported;"
-                " run pip install 'bltoolbox[wandb]', or remove the logger from the recipe"
-            ) from error
         super().__init__(run_name, every)
-        self.wandb: Any = wandb
+        self.wandb = client_package("wandb")
         self.project, self.tags, self.group, self.mode = project, tags, group, mode
 
     @classmethod

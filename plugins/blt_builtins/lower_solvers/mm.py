@@ -92,7 +92,8 @@ class MemoryGradient(LowerSolver):
         composite = half_quadratic(lower)
         t, forward = composite.forward(x0)
         gradient, weights, curvature = self._gradient(lower, composite, x0, (t, forward))
-        zeros = torch.zeros_like(x0), torch.zeros_like(t), torch.zeros_like(forward)
+        d = torch.zeros_like(x0)
+        zeros = d, torch.zeros_like(t), d if forward is x0 else torch.zeros_like(forward)
         chosen = self._preconditioner(composite, weights, curvature)
         direction = None if chosen is None else chosen.apply(gradient)
         return MMState(
@@ -196,10 +197,10 @@ def minimiser_of(system: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
     # A gradient of zero has no curvature, and needs no step.
     over_pp = rows[0::3] / system[0].clamp_min(1e-300)
     rest = torch.addcmul(rows[1::3], over_pp[1], rows[0::3], value=-1)
+    backwards = torch.empty_like(rest)
     # If the directions are parallel (or there is no last step), only the first is used.
-    along_d = (rest[0] / rest[1]).masked_fill_(rest[1] <= 1e-5 * system[2], 0.0)
-    along_p = torch.addcmul(over_pp[0], over_pp[1], along_d, value=-1)
-    backwards = torch.stack([along_p, along_d])
+    along_d = torch.div(rest[0], rest[1], out=backwards[1]).masked_fill_(rest[1] <= 1e-5 * system[2], 0.0)
+    torch.addcmul(over_pp[0], over_pp[1], along_d, value=-1, out=backwards[0])
     return torch.mul(backwards, -1, out=torch.empty_like(backwards, dtype=dtype))
 
 

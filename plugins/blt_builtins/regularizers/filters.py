@@ -264,7 +264,8 @@ def correlation_gradients(t: Tensor, image: Tensor, size: int) -> Tensor:
         row.flatten(2) @ F.unfold(part, size).mT
         for row, part in zip(t.split(several), image.split(several), strict=True)
     ]
-    return torch.cat(rows).unflatten(2, (image.shape[1], size, size))
+    products = rows[0] if len(rows) == 1 else torch.cat(rows)
+    return products.unflatten(2, (image.shape[1], size, size))
 
 
 def mirrored_source(length: int, size: int, device: torch.device) -> Tensor:

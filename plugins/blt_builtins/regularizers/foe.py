@@ -134,12 +134,13 @@ class FieldOfExperts(Regularizer):
         x, q = (extend(image, self.kernel_size, self.boundary) for image in (x, q))
         bank = FilterBank(kernels, "valid")
         t, t_q = bank.correlate(x), bank.correlate(q)
-        root = torch.rsqrt(t.square() + nu_squared)
+        root = torch.addcmul(nu_squared, t, t).rsqrt_()
         slope, curvature = t * root, nu_squared * root.pow(3)
         by_weight = (slope * t_q).sum((2, 3)) * a
         # ν ∂φ'/∂ν = −t φ''
-        by_smoothing = -(t * curvature * t_q).sum((2, 3)) * a
-        by_kernel = correlation_gradients(_maps(a) * curvature * t_q, x, self.kernel_size)
+        curved = curvature * t_q
+        by_smoothing = (t * curved).sum((2, 3)) * -a
+        by_kernel = correlation_gradients(_maps(a) * curved, x, self.kernel_size)
         by_kernel = by_kernel + correlation_gradients(_maps(a) * slope, q, self.kernel_size)
         if self.basis == "dct":
             by_kernel = _to_basis(by_kernel) * _scales(kernels)
@@ -174,9 +175,7 @@ class FieldOfExperts(Regularizer):
         if self.basis == "pixel":
             return dict(gradient) | {"kernels": zero_mean(kernels)}
         # Zero mean in each channel is a zero first cosine in each colour axis.
-        keep = torch.ones_like(kernels[0, 0])
-        keep[0, 0] = 0
-        return dict(gradient) | {"kernels": kernels * keep}
+        return dict(gradient) | {"kernels": kernels * _VARYING[kernels.shape[-1]].like(kernels)}
 
     def analyse(self, theta: Theta, x: Tensor) -> Tensor:
         return self._form(theta).bank.correlate(x)
@@ -332,14 +331,34 @@ def difference_kernels(filters: int, channels: int, size: int) -> Tensor:
 
 def _from_basis(coefficients: Tensor) -> Tensor:
     """Kernels from coefficients of colour axes and cosines, an orthonormal change of coordinates."""
+    if _at_once(coefficients):
+        products = coefficients.flatten(-3) @ _PRODUCTS[_key(coefficients)].like(coefficients)
+        return products.view_as(coefficients)
     colour, space = _bases(coefficients)
     return torch.einsum("...auv,ac,uh,vw->...chw", coefficients, colour, space, space)
 
 
 def _to_basis(kernels: Tensor) -> Tensor:
     """The inverse of ``_from_basis``, which is its transpose."""
+    if _at_once(kernels):
+        return (kernels.flatten(-3) @ _PRODUCTS[_key(kernels)].like(kernels).mT).view_as(kernels)
     colour, space = _bases(kernels)
     return torch.einsum("...chw,ac,uh,vw->...auv", kernels, colour, space, space)
+
+
+def _at_once(kernels: Tensor) -> bool:
+    """Whether one product with a matrix of all entries is better than three: on a GPU, where launches count."""
+    return kernels.device.type != "cpu" and kernels.shape[-3:].numel() <= _MOST_ENTRIES
+
+
+def _key(kernels: Tensor) -> tuple[int, int]:
+    return kernels.shape[-3], kernels.shape[-1]
+
+
+def _product_basis(key: tuple[int, int]) -> Tensor:
+    """The products of colour axes and cosines, one per row, (C K², C K²)."""
+    colour, space = (_cosine_basis(size) for size in key)
+    return torch.kron(colour, torch.kron(space, space))
 
 
 def _bases(like: Tensor) -> tuple[Tensor, Tensor]:
@@ -363,7 +382,17 @@ def _scale_table(size: int) -> Tensor:
     return torch.hypot(k.unsqueeze(1), k).clamp_min(1) / 3
 
 
-_COSINES, _SCALES = ConstantsByKey(_cosine_basis), ConstantsByKey(_scale_table)
+def _varying(size: int) -> Tensor:
+    """1 for every cosine but the constant."""
+    keep = torch.ones(size, size, dtype=torch.float64)
+    keep[0, 0] = 0
+    return keep
+
+
+_COSINES, _SCALES, _VARYING = (ConstantsByKey(make) for make in (_cosine_basis, _scale_table, _varying))
+_PRODUCTS = ConstantsByKey(_product_basis)
+#: Entries of a kernel up to which the matrix of all products is kept: a megabyte.
+_MOST_ENTRIES = 363
 
 
 def amplitudes(theta: Theta) -> Tensor:
