@@ -27,13 +27,13 @@ def blt_components() -> list[Component]:
             "regularizer",
             "pooled-foe",
             "blt_builtins.regularizers.pooled:PooledExperts",
-            "Field of Experts whose potentials see the neighbourhood of a response. Convex, more accurate than foe.",
+            "Field of Experts whose potentials see the neighbourhood of a response. Convex.",
         ),
         Component(
             "regularizer",
             "pooled-wcfoe",
             "blt_builtins.regularizers.pooled:WeaklyConvexPooledExperts",
-            "Weakly convex Field of Experts whose potentials see the neighbourhood of a response. The most accurate.",
+            "Weakly convex Field of Experts whose potentials see the neighbourhood of a response. Certified.",
         ),
         Component(
             "regularizer",

@@ -21,9 +21,10 @@ With weights W = BPᵀ(1/√(s + ν²) − β/√(s + ω²)) of a parabola above
 the gradient is Cᵀ(W ⊙ t), and a Hessian product Cᵀ[W ⊙ v − t ⊙ BPᵀ(κ ⊙ PB(t ⊙ v))] with v = Cq: the two
 convolutions of `foe` and two averages. √(s + ν²) − β√(s + ω²) is concave in s, so `mm` applies.
 
-When to choose it: denoising, where it is more accurate than `foe` and `wcfoe` with the same filters, at about one and
-a half times the cost of an iteration. With `pooling: 1` and `mixing: 0` it is the same model as those two. No bound on
-third derivatives is implemented, so error bounds of hypergradients are estimated.
+When to choose it: denoising with little time to train. `pooled-wcfoe` learns in fewer steps than `wcfoe` and was as
+accurate after a quarter of the computations (docs/results.md); an iteration costs one and a half times to twice as
+much. `pooled-foe` has not been trained at length. With `pooling: 1` and `mixing: 0` they are the same models as `foe`
+and `wcfoe`. No bound on third derivatives is implemented, so error bounds of hypergradients are estimated.
 
 References: Peyré & Fadili, *Group sparsity with overlapping partition functions*, EUSIPCO 2011; Selesnick & Chen,
 *Total variation denoising with overlapping group sparsity*, ICASSP 2013; Goujon, Neumayer & Unser, *Learning weakly
