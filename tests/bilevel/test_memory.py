@@ -97,7 +97,7 @@ main()
 )
 
 
-@pytest.mark.parametrize(("code", "printed"), [(LIBRARY_USE, "[]"), (COMMAND, "[-4, -1, -2]")])
+@pytest.mark.parametrize(("code", "printed"), [(LIBRARY_USE, "[]"), (COMMAND, "[-8, -4, -1, -2]")])
 def test_only_the_command_changes_the_process(code: str, printed: str) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=120)
