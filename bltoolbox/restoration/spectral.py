@@ -12,26 +12,20 @@ curvatures of majorants the smallest α is 0.3.
 Operator and regularizer offer their parts as ``symbol``; where one of them does not, there is no P. P also gives a
 linear estimate of the minimiser, from which cold solves start.
 
-P is smooth in the frequency. For images with more than 256 rows or columns it is computed and inverted at 256
-frequencies in each direction, and P⁻¹ is interpolated: for tiles of 768² that takes a fifth of the time.
-
 Reference: Chan & Ng, *Conjugate gradient methods for Toeplitz systems*, SIAM Review 1996.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.bilevel.tensors import detached, expand, norm
-from bltoolbox.restoration.cosines import cosines
-from bltoolbox.restoration.small_blocks import inverted
+from bltoolbox.restoration.cosines import Cosines
 
 if TYPE_CHECKING:
     from bltoolbox.restoration.image_lower import ImageLower
@@ -42,8 +36,6 @@ _DAMPING, _MAJORANT_DAMPING = 0.1, 0.3
 _ROUNDS = 2
 #: The smallest entry of P, relative to the largest, so that its inverse is positive definite in float32, too.
 _FLOOR = 1e-4
-#: Frequencies in each direction at which P is computed.
-_GRID = 256
 #: P is worth an application per iteration where the ratio of the largest to the smallest diagonal entry of P⁻¹ is at
 #: least this, for second derivatives and for the larger curvatures of majorants; measured, see docs/performance.md.
 _PAYS, _MAJORANT_PAYS = 5.5, 10.0
@@ -59,8 +51,13 @@ class Spectral(Preconditioner):
     width: int
 
     def apply(self, r: Tensor) -> Tensor:
-        plan = cosines(self.height, self.width, r.device)
-        return plan.inverse(plan.mixed(self.inverse, plan.transform(r)))
+        plan = Cosines(self.height, self.width)
+        given = plan.transform(r)
+        mixed = torch.empty_like(given)
+        torch.mul(self.inverse[:, :, 0], given[:, :1], out=mixed)
+        for channel in range(1, given.shape[1]):
+            mixed.addcmul_(self.inverse[:, :, channel], given[:, channel : channel + 1])
+        return plan.inverse(mixed)
 
     def renewed(self, newer: Spectral) -> Spectral:
         return replace(
@@ -88,39 +85,21 @@ def spectral(
     if at.extra or at.operator_symbol is None or (regularizer.cheap and not always):
         return None
     means = damped_mean(prior, _MAJORANT_DAMPING if majorant else _DAMPING)
-    blocks = regularizer.symbol(at.prepared["regularizer"], means, symbol_shape(at.shape))
+    blocks = regularizer.symbol(at.prepared["regularizer"], means, at.shape)
     if blocks is None:
         return None
     diagonal = blocks.diagonal(dim1=1, dim2=2)  # a view (B, H, W, C)
     diagonal.add_(_place_independent(lower, data, shift, at.operator_symbol.like(blocks)).unsqueeze(-1))
     diagonal.add_(_FLOOR * diagonal.amax((1, 2, 3), keepdim=True))
-    plan = cosines(height, width, blocks.device)
-    if tuple(blocks.shape[-2:]) == (height, width):
-        inverse = inverted(plan.arrange(blocks))
-    else:
-        inverse = plan.arrange(_interpolated(inverted(blocks), height, width))
+    inverse = inverted(Cosines(height, width).arrange(blocks))
     if always:
         return Spectral(inverse, torch.ones_like(lower.mu, dtype=torch.bool), height, width)
     gains = inverse.diagonal(dim1=1, dim2=2).flatten(1)
     used = gains.amax(1) >= (_MAJORANT_PAYS if majorant else _PAYS) * gains.amin(1)
     if not bool(used.any()):
         return None
-    identity = torch.eye(inverse.shape[1], dtype=inverse.dtype, device=inverse.device)
-    identity = identity.view(*identity.shape, *(1,) * (inverse.ndim - 3))
+    identity = torch.eye(inverse.shape[1], dtype=inverse.dtype, device=inverse.device)[:, :, None, None, None]
     return Spectral(torch.where(expand(used, inverse), inverse, identity), used, height, width)
-
-
-def symbol_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of images (C, H, W) whose frequencies P is computed at."""
-    return (shape[0], *(min(length, _GRID) for length in shape[1:]))
-
-
-def _interpolated(values: Tensor, height: int, width: int) -> Tensor:
-    """A function (B, C, C, h, w) of frequencies at those of images of this size."""
-    planes = functional.interpolate(
-        values.flatten(1, 2), size=(height, width), mode="bilinear", align_corners=True
-    )
-    return planes.unflatten(1, values.shape[1:3])
 
 
 def _place_independent(
@@ -170,7 +149,22 @@ def linear_estimate(lower: ImageLower) -> Tensor:
 def damped_mean(curvature: Tensor, damping: float) -> Tensor:
     """α w: means over the places of curvatures (B, …, H', W'), not negative, times α ≥ ``damping`` of each sample."""
     mean = curvature.mean((-2, -1)).clamp_min(0)
-    # The root of the evenness, but for the number of places.
-    ratio = norm(mean) / norm(curvature).clamp_min(torch.finfo(mean.dtype).tiny)
-    places = curvature.shape[-2] * curvature.shape[-1]
-    return expand(ratio.square().square().mul_(places**2).clamp_(damping, 1.0), mean) * mean
+    squares = torch.linalg.vector_norm(curvature, dim=(-2, -1)).square().flatten(1).sum(1)
+    squares = squares / (curvature.shape[-2] * curvature.shape[-1])
+    evenness = mean.square().flatten(1).sum(1) / squares.clamp_min(torch.finfo(mean.dtype).tiny)
+    return evenness.square().clamp(damping, 1.0).view(-1, *(1,) * (mean.ndim - 1)) * mean
+
+
+def inverted(blocks: Tensor) -> Tensor:
+    """The inverses of positive definite blocks (B, C, C, …), by Gauss–Jordan elimination on whole planes; in place.
+
+    For millions of tiny matrices this is much faster than LAPACK, and needs no pivots.
+    """
+    for k in range(blocks.shape[1]):
+        row, column = blocks[:, k].clone(), blocks[:, :, k].clone()
+        pivot = row[:, k].reciprocal()
+        row[:, k], column[:, k] = 1.0, -1.0
+        blocks[:, k] = 0.0
+        blocks[:, :, k] = 0.0
+        blocks.sub_(column.unsqueeze(2) * (row * pivot.unsqueeze(1)).unsqueeze(1))
+    return (blocks + blocks.transpose(1, 2)) / 2
