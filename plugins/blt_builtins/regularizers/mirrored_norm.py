@@ -15,7 +15,9 @@ border. A side shorter than N is left as it is (A = 1 in that direction).
 
 * `lanczos`: k steps from a random start give a Ritz value of at least (1 − ε)‖M_N‖, except for starts of probability
   at most 1.648 √n e^{−(2k−1)√ε} (Kuczyński & Woźniakowski, theorem 4.2), n the dimension. With ε = 0.02, k is chosen
-  for a probability of 1e-10: about 100 steps, or 0.1 s. The start does not depend on the filters.
+  for a probability of 1e-10: about 100 steps, or 0.1 s. The start does not depend on the filters. (We know √n and the
+  exponent from the abstract of the paper. The constant was checked on spectra that are hard for Lanczos, with up to 800
+  eigenvalues: failures were at most 0.56 times as frequent as this bound.)
 * `cholesky`: λI − M_N ≻ 0 is shown by a block Cholesky factorisation, for a λ 1 % above a Ritz value: 0.8 s for
   colour, 0.1 s for gray. No probability is involved.
 
@@ -36,6 +38,7 @@ import torch
 from torch import Tensor
 
 from blt_builtins.regularizers.filters import Boundary, FilterBank, mirrored_source, norm_bound
+from bltoolbox.plugin import ConstantsByKey
 
 Certificate = Literal["lanczos", "cholesky"]
 
@@ -160,8 +163,9 @@ def _largest_ritz(scaled: Tensor, shape: Sequence[int], steps: int) -> Tensor:
     for k in range(steps):
         w = _product(bank, basis[k].view(1, *shape)).flatten()
         diagonal.append(basis[k] @ w)
-        for _ in range(2):
-            w = w - basis[: k + 1].mT @ (basis[: k + 1] @ w)
+        earlier = basis[: k + 1]
+        for _ in range(2):  # once is not enough where the Krylov space is nearly invariant
+            w.addmv_(earlier.mT, earlier @ w, alpha=-1)
         beta = w.norm()
         # In an invariant subspace nothing is left but rounding: the next vector is zero, and so is its Ritz value.
         off_diagonal.append(torch.where(beta > 1e-6, beta, 0.0))
@@ -214,12 +218,19 @@ def _bands(scaled: Tensor, shape: Sequence[int]) -> tuple[list[Tensor], list[Ten
 
 def _overlaps(length: int, scaled: Tensor) -> Tensor:
     """On a mirrored line, at how many places do entries a and b of a kernel see pixels p and q: (K, K, P, P)."""
-    size = scaled.shape[-1]
-    source = mirrored_source(length, size, scaled.device)
-    seen = torch.zeros(length, size, length, dtype=torch.float64, device=scaled.device)
+    return _OVERLAPS[length, scaled.shape[-1]].like(scaled)
+
+
+def _made_overlaps(key: tuple[int, int]) -> Tensor:
+    length, size = key
+    source = mirrored_source(length, size, torch.device("cpu"))
+    seen = torch.zeros(length, size, length, dtype=torch.float64)
     for entry in range(size):
         seen[torch.arange(length), entry, source[entry : entry + length]] = 1.0
     return torch.einsum("xap,xbq->abpq", seen, seen)
+
+
+_OVERLAPS = ConstantsByKey(_made_overlaps, kept=4)
 
 
 def _entries(scaled: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
