@@ -25,7 +25,8 @@ from torch import Tensor
 
 from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.bilevel.tensors import detached, expand, norm
-from bltoolbox.restoration.cosines import Cosines
+from bltoolbox.restoration.cosines import cosines
+from bltoolbox.restoration.small_blocks import inverted
 
 if TYPE_CHECKING:
     from bltoolbox.restoration.image_lower import ImageLower
@@ -51,13 +52,8 @@ class Spectral(Preconditioner):
     width: int
 
     def apply(self, r: Tensor) -> Tensor:
-        plan = Cosines(self.height, self.width)
-        given = plan.transform(r)
-        mixed = torch.empty_like(given)
-        torch.mul(self.inverse[:, :, 0], given[:, :1], out=mixed)
-        for channel in range(1, given.shape[1]):
-            mixed.addcmul_(self.inverse[:, :, channel], given[:, channel : channel + 1])
-        return plan.inverse(mixed)
+        plan = cosines(self.height, self.width, r.device)
+        return plan.inverse(plan.mixed(self.inverse, plan.transform(r)))
 
     def renewed(self, newer: Spectral) -> Spectral:
         return replace(
@@ -91,14 +87,15 @@ def spectral(
     diagonal = blocks.diagonal(dim1=1, dim2=2)  # a view (B, H, W, C)
     diagonal.add_(_place_independent(lower, data, shift, at.operator_symbol.like(blocks)).unsqueeze(-1))
     diagonal.add_(_FLOOR * diagonal.amax((1, 2, 3), keepdim=True))
-    inverse = inverted(Cosines(height, width).arrange(blocks))
+    inverse = inverted(cosines(height, width, blocks.device).arrange(blocks))
     if always:
         return Spectral(inverse, torch.ones_like(lower.mu, dtype=torch.bool), height, width)
     gains = inverse.diagonal(dim1=1, dim2=2).flatten(1)
     used = gains.amax(1) >= (_MAJORANT_PAYS if majorant else _PAYS) * gains.amin(1)
     if not bool(used.any()):
         return None
-    identity = torch.eye(inverse.shape[1], dtype=inverse.dtype, device=inverse.device)[:, :, None, None, None]
+    identity = torch.eye(inverse.shape[1], dtype=inverse.dtype, device=inverse.device)
+    identity = identity.view(*identity.shape, *(1,) * (inverse.ndim - 3))
     return Spectral(torch.where(expand(used, inverse), inverse, identity), used, height, width)
 
 
@@ -149,22 +146,7 @@ def linear_estimate(lower: ImageLower) -> Tensor:
 def damped_mean(curvature: Tensor, damping: float) -> Tensor:
     """α w: means over the places of curvatures (B, …, H', W'), not negative, times α ≥ ``damping`` of each sample."""
     mean = curvature.mean((-2, -1)).clamp_min(0)
-    squares = torch.linalg.vector_norm(curvature, dim=(-2, -1)).square().flatten(1).sum(1)
-    squares = squares / (curvature.shape[-2] * curvature.shape[-1])
-    evenness = mean.square().flatten(1).sum(1) / squares.clamp_min(torch.finfo(mean.dtype).tiny)
-    return evenness.square().clamp(damping, 1.0).view(-1, *(1,) * (mean.ndim - 1)) * mean
-
-
-def inverted(blocks: Tensor) -> Tensor:
-    """The inverses of positive definite blocks (B, C, C, …), by Gauss–Jordan elimination on whole planes; in place.
-
-    For millions of tiny matrices this is much faster than LAPACK, and needs no pivots.
-    """
-    for k in range(blocks.shape[1]):
-        row, column = blocks[:, k].clone(), blocks[:, :, k].clone()
-        pivot = row[:, k].reciprocal()
-        row[:, k], column[:, k] = 1.0, -1.0
-        blocks[:, k] = 0.0
-        blocks[:, :, k] = 0.0
-        blocks.sub_(column.unsqueeze(2) * (row * pivot.unsqueeze(1)).unsqueeze(1))
-    return (blocks + blocks.transpose(1, 2)) / 2
+    # The root of the evenness, but for the number of places.
+    ratio = norm(mean) / norm(curvature).clamp_min(torch.finfo(mean.dtype).tiny)
+    places = curvature.shape[-2] * curvature.shape[-1]
+    return expand(ratio.square().square().mul_(places**2).clamp_(damping, 1.0), mean) * mean

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import cuda_stand_in as stand_in
 import pytest
 import torch
 from helpers import BOUNDARIES, SHAPE, initial, lower_level, noisy, normal, small_foe, small_tv
@@ -31,9 +32,9 @@ from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Accuracy, Ask, Rows
 from bltoolbox.bilevel.tensors import dot, take
 from bltoolbox.errors import NumericalError
-from bltoolbox.restoration.cosines import Cosines
+from bltoolbox.restoration.cosines import CosineProducts, Cosines, FastCosines
 from bltoolbox.restoration.roles import Operator, Regularizer
-from bltoolbox.restoration.spectral import inverted
+from bltoolbox.restoration.small_blocks import inverted
 from bltoolbox.restoration.variational import join
 from bltoolbox.testing import smooth_images
 from bltoolbox.testing.problems import SquaredDistance
@@ -72,9 +73,10 @@ def dense(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("sides", [(6, 8), (5, 7), (6, 5), (5, 6), (1, 4), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cosine_transform(sides: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", [CosineProducts, FastCosines])
+def test_cosine_transform(kind: type[Cosines], sides: tuple[int, int], dtype: torch.dtype) -> None:
     """inverse(f · transform(x)) is Cᵀ f C with the orthonormal cosines of both directions."""
-    plan, x = Cosines(*sides), normal(2, 3, *sides, dtype=dtype)
+    plan, x = kind(*sides), normal(2, 3, *sides, dtype=dtype)
     factor = 0.1 + normal(*sides, seed=1, dtype=dtype).square()
     rows, columns = (cosine_matrix(side).to(dtype) for side in sides)
     expected = rows.T @ (factor * (rows @ x @ columns.T)) @ columns
@@ -83,11 +85,15 @@ def test_cosine_transform(sides: tuple[int, int], dtype: torch.dtype) -> None:
     assert (plan.inverse(plan.transform(x) * plan.arrange(factor)) - expected).abs().max() < tol
 
 
-def test_inverses_of_blocks() -> None:
-    roots = normal(2, 4, 4, 5)
-    blocks = torch.einsum("bckp,bdkp->bcdp", roots, roots) + 0.1 * torch.eye(4).view(1, 4, 4, 1)
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_inverses_of_blocks(channels: int) -> None:
+    roots, identity = normal(2, channels, channels, 5), torch.eye(channels).view(1, channels, channels, 1)
+    blocks = torch.einsum("bckp,bdkp->bcdp", roots, roots) + 0.1 * identity
     expected = torch.linalg.inv(blocks.movedim(-1, 1)).movedim(1, -1)
     assert (inverted(blocks.clone()) - expected).abs().max() < 1e-10
+    with stand_in.device():
+        there = inverted(stand_in.move(blocks))
+    assert (stand_in.back(there) - expected).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
