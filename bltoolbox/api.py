@@ -104,7 +104,7 @@ def assemble(
     if not isinstance(recipe, Recipe):
         recipe, overrides = load_recipe(recipe, overrides, registry, data_given=data is not None), ()
     if given or overrides:
-        sections = {key: stand_in(one) for key, one in given.items()}
+        sections = {key: stand_in(value) for key, value in given.items()}
         recorded = "data" in given and given["data"].offers("measured")
         recipe = with_data(recipe, sections, overrides, recorded, registry)
     return assemble_recipe(recipe, registry, ranks, given)

@@ -47,6 +47,14 @@ def _sketched_figures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_disks() -> Iterator[None]:
+    """The power does not fail during tests; tests/campaigns simulate that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """``blt`` processes that start and import everything as they do for users."""

@@ -2,8 +2,9 @@
 
 ``Popen`` replaces ``subprocess.Popen`` in tests, for commands that begin with ``BLT``. The new process is a child of
 its caller like any other, with its own standard streams, folder, environment, command line, signals and exit code. Only
-its modules are already imported, and its figures are sketches. Other commands, commands on a terminal, commands with
-variables that Python or torch read at startup, and everything outside Linux are started as usual.
+its modules are already imported, its figures are sketches, and it does not wait for disks. Other commands, commands on
+a terminal, commands with variables that Python or torch read at startup, and everything outside Linux are started as
+usual.
 
 The server is this file, run as a script. It forks twice and ends the process in the middle; the caller adopts
 orphans at that moment and so becomes the parent of the new process.
@@ -193,6 +194,7 @@ def _preload() -> None:
     from bltoolbox.reports import writer
 
     writer.draw = sketch
+    os.fsync = lambda descriptor: None  # type: ignore[assignment,misc]  # the power does not fail during tests
 
 
 def _serve(control: socket.socket) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -68,16 +69,21 @@ def imports(path: Path) -> Iterator[Import]:
     yield from visit(ast.parse(path.read_text()), eager=True, guarded=False)
 
 
-def imported(*folders: str) -> list[Import]:
+@functools.cache
+def imported(folder: str) -> list[Import]:
     """What is neither ours nor of the standard library."""
     ours = {"bltoolbox", "blt_builtins", "docs", *(path.stem for path in (ROOT / "tests").rglob("*.py"))}
     return [
         entry
-        for folder in folders
         for path in sorted((ROOT / folder).rglob("*.py"))
         for entry in imports(path)
         if entry.module.partition(".")[0] not in ours | sys.stdlib_module_names
     ]
+
+
+def shipped() -> list[Import]:
+    """What the packages that users install import."""
+    return imported("bltoolbox") + imported("plugins")
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -90,24 +96,20 @@ EXTRAS = {extra: names(texts) for extra, texts in PROJECT["optional-dependencies
 
 def test_everything_imported_is_declared() -> None:
     declared = REQUIRED.union(*EXTRAS.values())
-    missing = {entry for entry in imported("bltoolbox", "plugins", "tests", "docs")}
+    missing = {*shipped(), *imported("tests"), *imported("docs")}
     missing = {entry for entry in missing if not entry.distributions & declared}
     assert not missing, "declare these in pyproject.toml"
 
 
 def test_what_only_an_extra_brings_is_not_imported_by_everyone() -> None:
-    missing = [
-        entry
-        for entry in imported("bltoolbox", "plugins")
-        if entry.eager and not entry.distributions & REQUIRED
-    ]
+    missing = [entry for entry in shipped() if entry.eager and not entry.distributions & REQUIRED]
     assert not missing, "make these dependencies, or import them in the function that needs them"
 
 
 @pytest.mark.parametrize("extra", ["", *sorted(EXTRAS.keys() - FOR_DEVELOPERS)])
 def test_everything_declared_is_imported(extra: str) -> None:
     used: set[str] = set()
-    for entry in imported("bltoolbox", "plugins"):
+    for entry in shipped():
         used |= entry.distributions
     unused = (EXTRAS[extra] if extra else REQUIRED) - used
     assert not unused, "remove these from pyproject.toml"

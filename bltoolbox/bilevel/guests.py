@@ -49,9 +49,9 @@ class Guests:
     @classmethod
     def together(cls, parts: Sequence[Guests], like: Tensor) -> Guests:
         """All of several."""
-        samples = [sample for part in parts for sample in part.samples]
-        present = torch.cat([torch.zeros(0, dtype=torch.bool), *(part.present for part in parts)])
-        return cls(samples, like, present, torch.cat([_zeros(0, like), *(part.rows for part in parts)]))
+        samples = [sample for batch in parts for sample in batch.samples]
+        present = torch.cat([torch.zeros(0, dtype=torch.bool), *(batch.present for batch in parts)])
+        return cls(samples, like, present, torch.cat([_zeros(0, like), *(batch.rows for batch in parts)]))
 
 
 def exchange(

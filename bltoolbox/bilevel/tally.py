@@ -93,8 +93,8 @@ class Tally:
         self.upper += float(weights @ above)
         self.lower += float(weights @ below)
         self.bounded &= bool(convex.all())
-        known = bool((chunk.lower.mu_on_host > 0).all())
-        self.certified &= chunk.upper.lipschitz is not None and known
+        certified = bool((chunk.lower.mu_on_host > 0).all())
+        self.certified &= chunk.upper.lipschitz is not None and certified
         self.residual = max(self.residual, float(solution.residual.max()))
         self.iterations += float(solution.iterations.sum())
         self.count += len(chunk.samples)

@@ -80,9 +80,9 @@ class Store:
         if rows is None or not present.any():
             return cold
         if self.guests:
-            found = cold.clone()  # in its layout, whatever that of the rows that travelled
-            found[present.to(cold.device)] = to_device(rows[present], cold)
-            return found
+            starts = cold.clone()  # in its layout, whatever that of the rows that travelled
+            starts[present.to(cold.device)] = to_device(rows[present], cold)
+            return starts
         rows = to_device(rows, cold)
         if present.all():
             return rows
@@ -238,11 +238,11 @@ class Store:
         everyone[mine], everyone[theirs] = present, self.guests.present[numbers]
         if flags:
             return everyone, None
-        found = self.guests.rows.new_empty((len(samples), *self.guests.rows.shape[1:]))
-        found[theirs] = self.guests.rows[numbers]
+        starts = self.guests.rows.new_empty((len(samples), *self.guests.rows.shape[1:]))
+        starts[theirs] = self.guests.rows[numbers]
         if rows is not None:
-            found[mine] = rows.to(found)
-        return everyone, found
+            starts[mine] = rows.to(starts)
+        return everyone, starts
 
     def _divided(self, samples: Sequence[int]) -> tuple[list[int], list[int]]:
         """The places of samples that live here, and of guests."""
@@ -259,8 +259,8 @@ class Store:
         self._arrive()
         for numbers in index.split(max(1, MAPPED // (2 * row))):
             place = self._place(numbers)
-            part = {"ids": self._ids(numbers), "rows": self.rows[place].contiguous()}
-            yield part if self.exponents is None else part | {"exponents": self.exponents[place]}
+            kept = {"ids": self._ids(numbers), "rows": self.rows[place].contiguous()}
+            yield kept if self.exponents is None else kept | {"exponents": self.exponents[place]}
 
 
 class StepStore(Store):

@@ -60,11 +60,11 @@ def check(
     checks = [_check_recipe(recipe, overrides, registry, quiet=as_json) for recipe in recipes]
     code = _code(outcomes, checks, broken)
     if as_json:
-        found = {
-            "components": [one.to_json() for one in outcomes],
-            "recipes": [one.to_json() for one in checks],
+        answer = {
+            "components": [outcome.to_json() for outcome in outcomes],
+            "recipes": [check.to_json() for check in checks],
         }
-        print_json({"passed": code == 0} | found | {"broken": broken})
+        print_json({"passed": code == 0} | answer | {"broken": broken})
     raise typer.Exit(code)
 
 
@@ -76,7 +76,7 @@ def _is_recipe(target: str, registry: Registry, overridden: bool) -> bool:
     if path.suffix in (".yaml", ".yml"):
         return True
     return target in shipped_recipes() and (
-        overridden or all(one.name != target for one in registry.components())
+        overridden or all(entry.name != target for entry in registry.components())
     )
 
 
@@ -88,7 +88,7 @@ def _selection(
 
     names = [*names] if not everything else [file.name for file in files]
     if names:
-        return list(dict.fromkeys(one for name in names for one in select(registry, name))), []
+        return list(dict.fromkeys(entry for name in names for entry in select(registry, name))), []
     return (registry.components(), registry.warnings()) if everything else ([], [])
 
 

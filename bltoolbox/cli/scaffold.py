@@ -69,7 +69,7 @@ def new_plugin(name: str, kinds: Sequence[str], target: Path, registry: Registry
     package = package_name(name)
     components = component_names(name, kinds or ["regularizer"])
     for kind, component in components.items():
-        if any(one.name == component for one in registry.components(kind)):
+        if any(entry.name == component for entry in registry.components(kind)):
             owner = registry.get(kind, component).plugin.origin
             raise UsageError(f"{component!r} is already a {kind} of {owner}; choose another name")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -45,10 +45,10 @@ def schema(
 
     if out is not None:
         refuse_unusable_name(out)
-    found, troubles = recipe_schema(open_registry(plugin))
+    schema, troubles = recipe_schema(open_registry(plugin))
     for trouble in troubles:
         say(f"warning: left out: {trouble}")
-    text = dump_schema(found)
+    text = dump_schema(schema)
     if out is None:
         show(text, nl=False, lines=True)
         return

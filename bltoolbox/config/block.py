@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Block):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return {known.name: plain(getattr(value, known.name)) for known in dataclass_fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in dataclass_fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -116,9 +116,9 @@ def _write(entry: Path, signature: Signature, files: dict[str, str]) -> None:
 
 def _files(cls: type[Any]) -> set[str]:
     """The files whose change may change the signature."""
-    modules = {known.__module__ for known in _classes(cls)} | {__package__ + ".describe"}
-    found = (getattr(sys.modules.get(module), "__file__", None) for module in modules)
-    return {file for file in found if file}
+    modules = {base.__module__ for base in _classes(cls)} | {__package__ + ".describe"}
+    files = (getattr(sys.modules.get(module), "__file__", None) for module in modules)
+    return {file for file in files if file}
 
 
 def _classes(cls: type[Any]) -> Iterator[type[Any]]:

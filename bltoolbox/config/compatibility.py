@@ -57,11 +57,14 @@ def find_misfits(settings: Mapping[str, Any], registry: Registry) -> list[Misfit
         if isinstance(settings.get(section), Block)
     }
     constraint = settings.get("constraint") or "none"
-    found = list(_complaints(blocks, constraint, traits_of))
+    complaints = list(_complaints(blocks, constraint, traits_of))
     return [
         *(
-            replace(one, message=one.message + _advice(one, blocks, constraint, registry, traits_of))
-            for one in found
+            replace(
+                complaint,
+                message=complaint.message + _advice(complaint, blocks, constraint, registry, traits_of),
+            )
+            for complaint in complaints
         ),
         *_lost_iterates(settings.get("checkpoint"), blocks, traits_of),
     ]
@@ -131,8 +134,8 @@ def _unmet(blocks: Mapping[str, Block], constraint: str, traits_of: TraitsOf) ->
 
     def who_needs(section: str, flag: str) -> str | None:
         nested = _with_nested(blocks[section]) if section in blocks else ()
-        flags = {one.name: (traits_of(one.kind, one.name) or Traits()).flags for one in nested}
-        return next((name for name, known in flags.items() if flag in known), None)
+        flags = {block.name: (traits_of(block.kind, block.name) or Traits()).flags for block in nested}
+        return next((name for name, raised in flags.items() if flag in raised), None)
 
     for section in ("lower_solver", "evaluation_solver"):
         if constraint != "none" and not gives(section, "handles_constraint"):
@@ -176,9 +179,9 @@ def _truth_sentence(loss: str, data: str) -> str:
 def without_truth(loss: str, data: str, registry: Registry) -> str:
     """The same, with losses that fit, for data that have no true images because of their options."""
     names = [
-        one.name
-        for one in registry.components("upper_loss")
-        if "needs_truth" not in one.signature().traits.flags
+        entry.name
+        for entry in registry.components("upper_loss")
+        if "needs_truth" not in entry.signature().traits.flags
     ]
     advice = f"; use {listed(names[:CHOICES], 'or')}, or give true images" if names else "; give true images"
     return _truth_sentence(loss, data) + advice
@@ -191,12 +194,12 @@ def _advice(
 
     def fitting(section: str) -> list[str]:
         kind = {"baseline": "regularizer", "evaluation_solver": "lower_solver"}.get(section, section)
-        names = [one.name for one in registry.components(kind) if traits_of(kind, one.name)]
+        names = [entry.name for entry in registry.components(kind) if traits_of(kind, entry.name)]
         return [name for name in names if not _complains(section, {**blocks, section: Block(kind, name)})]
 
     def _complains(section: str, changed: Mapping[str, Block]) -> bool:
-        found = _complaints(changed, constraint, traits_of)
-        return any(section in (one.section, one.partner) for one in found)
+        complaints = _complaints(changed, constraint, traits_of)
+        return any(section in (complaint.section, complaint.partner) for complaint in complaints)
 
     choices = [listed(fitting(misfit.section)[:CHOICES], "or")]
     if misfit.partner == "constraint":

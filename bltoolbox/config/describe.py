@@ -115,8 +115,8 @@ def settings_classes(annotation: Any) -> Iterator[type[Any]]:
     """The dataclasses within an annotation."""
     if inspect.isclass(annotation) and is_dataclass(annotation) and annotation is not Block:
         yield annotation
-    for part in get_args(annotation):
-        yield from settings_classes(part)
+    for argument in get_args(annotation):
+        yield from settings_classes(argument)
 
 
 def nested_settings(cls: type[Any]) -> Iterator[type[Any]]:
@@ -156,10 +156,10 @@ def _declared(cls: type[Any]) -> Iterator[tuple[str, Any, Any]]:
     except Exception as error:
         raise Undescribable(f"the annotations of {cls.__name__} cannot be evaluated: {error}") from error
     if is_data:
-        for known in fields(cls):
-            if known.init and known.metadata.get("setting", True):
-                made = known.default if known.default_factory is MISSING else known.default_factory()
-                yield known.name, hints[known.name], made
+        for field in fields(cls):
+            if field.init and field.metadata.get("setting", True):
+                made = field.default if field.default_factory is MISSING else field.default_factory()
+                yield field.name, hints[field.name], made
         return
     for parameter in list(inspect.signature(init).parameters.values())[1:]:
         where = f"parameter {parameter.name!r} of {cls.__name__}"
@@ -184,7 +184,7 @@ def _type(annotation: Any, where: str, bounds: Mapping[str, Any] | None = None) 
             return Type("component", role=kinds[0])
         return _type(arguments[0], where, {**bounds, **_bounds(arguments[1:])})
     if origin in (Union, types.UnionType):
-        return Type("union", items=tuple(_type(part, where, bounds) for part in arguments))
+        return Type("union", items=tuple(_type(argument, where, bounds) for argument in arguments))
     if origin is Literal:
         return Type("choice", choices=arguments)
     if (origin or annotation) in (list, collections.abc.Sequence, tuple):
@@ -206,7 +206,7 @@ def _sequence(origin: Any, arguments: tuple[Any, ...], where: str, bounds: Mappi
     if not arguments:
         raise Undescribable(f"{where} is a list without an item type; write e.g. list[int]")
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return Type("fixed", items=tuple(_type(part, where) for part in arguments))
+        return Type("fixed", items=tuple(_type(argument, where) for argument in arguments))
     name: TypeName = "tuple" if origin is tuple else "list"
     return Type(name, _fitting(name, bounds), items=(_type(arguments[0], where),))
 
@@ -221,19 +221,19 @@ def _fitting(name: TypeName, bounds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(extras: tuple[Any, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     for extra in extras:
         if isinstance(extra, at.GroupedMetadata):
-            found |= _bounds(tuple(extra))
+            bounds |= _bounds(tuple(extra))
         elif isinstance(extra, at.Predicate):
             negated = extra.func if isinstance(extra.func, at.Not) else None
             if negated is not None and negated.func is math.isnan:
-                found["infinite"] = True
+                bounds["infinite"] = True
         else:
             for key in ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length"):
                 if isinstance(extra, at.BaseMetadata) and hasattr(extra, key):
-                    found[key.replace("length", "len")] = getattr(extra, key)
-    return found
+                    bounds[key.replace("length", "len")] = getattr(extra, key)
+    return bounds
 
 
 def _docs(cls: type[Any]) -> tuple[str, dict[str, str]]:

@@ -89,7 +89,7 @@ def _parsed(overrides: Overrides, problems: list[Problem]) -> Iterator[tuple[Whe
         return
     for number, override in enumerate([overrides] if isinstance(overrides, str) else overrides, start=1):
         key, equals, text = override.partition("=")
-        where: Where = tuple(part.strip() for part in key.split("."))
+        where: Where = tuple(key_part.strip() for key_part in key.split("."))
         if not equals or not all(where):
             message = f"{override!r} is not an override; write key=value, e.g. sampler.size=8"
             problems.append(Problem(message, "<override>", number, source=override))

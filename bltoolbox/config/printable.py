@@ -26,10 +26,10 @@ def printable_lines(text: object) -> str:
 
 def printable_json(text: str) -> str:
     """Equivalent JSON text: escapes within its strings are decoded again when it is loaded."""
-    return _CONTROL_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL_IN_LINES.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(match[0])
     return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")

@@ -163,7 +163,7 @@ class Recipe(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, every default written out."""
-        names = [known.name for known in fields(self) if known.metadata.get("setting", True)]
+        names = [field.name for field in fields(self) if field.metadata.get("setting", True)]
         settings = {name: plain(getattr(self, name)) for name in names}
         return settings if self.of_images else own_settings(settings)
 
@@ -282,9 +282,9 @@ def with_data(
     given = recipe.document.data if recipe.document else {}
     if recorded and given.get("noise") is None:
         del settings["noise"]
-    found = recipe_from_dict(settings, overrides, registry)
-    document = recipe.document or found.document  # where the problems of a file are
-    return replace(found, text=recipe.text, name=recipe.name, folder=recipe.folder, document=document)
+    changed = recipe_from_dict(settings, overrides, registry)
+    document = recipe.document or changed.document  # where the problems of a file are
+    return replace(changed, text=recipe.text, name=recipe.name, folder=recipe.folder, document=document)
 
 
 def _resolve(
@@ -306,7 +306,7 @@ def _resolve(
     traits = _problem_traits(document.data, registry)
     foreign = () if traits is None or "from_sections" in traits.flags else IMAGE_KEYS
     values = checker.parameters(
-        [known for known in describe(Recipe).parameters if known.name not in foreign],
+        [parameter for parameter in describe(Recipe).parameters if parameter.name not in foreign],
         {key: value for key, value in document.data.items() if key not in foreign},
         (),
         "a recipe",
@@ -352,8 +352,10 @@ def _problem_traits(given: Mapping[str, Any], registry: Registry) -> Traits | No
 
 def _absent() -> dict[str, Any]:
     """The keys for images where there are none: no component, and the default of everything else."""
-    defaults = {known.name: known.default for known in fields(Recipe) if known.name in IMAGE_KEYS}
-    blocks = {known.name for known in describe(Recipe).parameters if "component" in _names(known.type)}
+    defaults = {field.name: field.default for field in fields(Recipe) if field.name in IMAGE_KEYS}
+    blocks = {
+        parameter.name for parameter in describe(Recipe).parameters if "component" in _names(parameter.type)
+    }
     return {key: None if key in blocks else default for key, default in defaults.items()}
 
 
@@ -399,9 +401,9 @@ def _check_noise(
 
 def _refuse_newer(document: Document) -> None:
     """A newer format explains whatever else seems wrong with a recipe."""
-    found = document.data.get("version")
-    if isinstance(found, int) and found > FORMAT:
-        message = f"version: the recipe has format {found}, but this bltoolbox reads up to {FORMAT}; update bltoolbox"
+    version = document.data.get("version")
+    if isinstance(version, int) and version > FORMAT:
+        message = f"version: the recipe has format {version}, but this bltoolbox reads up to {FORMAT}; update bltoolbox"
         raise RecipeError([document.spot(("version",)).problem(message)])
 
 
@@ -417,12 +419,12 @@ def _upgrade(document: Document) -> None:
 
 
 def _raise(document: Document, issues: list[Issue]) -> None:
-    known = {(problem.file, problem.line, problem.column) for problem in document.problems}
+    reported = {(problem.file, problem.line, problem.column) for problem in document.problems}
     problems = list(document.problems)
     for issue in issues:
         problem = document.spot(issue.where, issue.at_key).problem(issue.message)
         # Problems of the text itself are already reported.
-        if (problem.file, problem.line, problem.column) not in known:
+        if (problem.file, problem.line, problem.column) not in reported:
             problems.append(problem)
     if not problems:
         return

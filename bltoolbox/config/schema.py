@@ -47,14 +47,14 @@ def recipe_schema(registry: Registry) -> tuple[Schema, list[str]]:
     definitions: Schema = {}
     troubles: list[str] = []
     for kind in KINDS:
-        known: list[tuple[Registered, Signature]] = []
+        entries: list[tuple[Registered, Signature]] = []
         for registered in registry.components(kind):
             try:
-                known.append((registered, registered.signature()))
+                entries.append((registered, registered.signature()))
             except MissingError as error:
                 troubles.append(str(error))
-        definitions[kind] = _kind(kind, known)
-        for registered, signature in known:
+        definitions[kind] = _kind(kind, entries)
+        for registered, signature in entries:
             definitions[f"{kind}.{registered.name}"] = _component(registered, signature)
     settings = describe(Recipe)
     root = {
@@ -80,21 +80,23 @@ def dump_schema(schema: Schema) -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _kind(kind: str, known: Sequence[tuple[Registered, Signature]]) -> Schema:
+def _kind(kind: str, entries: Sequence[tuple[Registered, Signature]]) -> Schema:
     """A component of this kind: its name alone, a plain number where one stands for a component, or a mapping whose
     other keys depend on its name."""
-    names: list[Any] = [{"const": one.name, "description": one.component.summary} for one, _ in known]
-    complete = [one.name for one, signature in known if not any(p.required for p in signature.parameters)]
+    names: list[Any] = [{"const": entry.name, "description": entry.component.summary} for entry, _ in entries]
+    complete = [
+        entry.name for entry, signature in entries if not any(p.required for p in signature.parameters)
+    ]
     chosen: list[Any] = [
         {
             "if": {
                 "type": "object",
                 "required": ["name"],
-                "properties": {"name": {"const": one.name}},
+                "properties": {"name": {"const": entry.name}},
             },
-            "then": _ref(f"{kind}.{one.name}"),
+            "then": _ref(f"{kind}.{entry.name}"),
         }
-        for one, _ in known
+        for entry, _ in entries
     ]
     return {
         "anyOf": [
@@ -184,21 +186,21 @@ def _bounds(type: Type) -> Schema:
 
 
 def _lengths(type: Type, what: str) -> Schema:
-    known = {"min_len": f"min{what}", "max_len": f"max{what}"}
-    return {known[key]: value for key, value in type.bounds.items() if key in known}
+    names = {"min_len": f"min{what}", "max_len": f"max{what}"}
+    return {names[key]: value for key, value in type.bounds.items() if key in names}
 
 
 def _budget_is_finite(budget: Schema) -> None:
     """``Budget`` itself refuses to be empty; the schema repeats it."""
-    one = [
+    limits = [
         {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in budget["properties"]
     ]
-    budget["anyOf"] = one
+    budget["anyOf"] = limits
 
 
 def _problem(registry: Registry, root: Schema) -> Schema:
     """What is required and what is allowed: the sections for images, or a problem that is none of them."""
-    names = [one.name for one in registry.components("problem") if _is_of_images(one)]
+    names = [entry.name for entry in registry.components("problem") if _is_of_images(entry)]
     chosen = {"anyOf": [{"enum": names}, {"type": "object", "properties": {"name": {"enum": names}}}]}
     return {
         "required": [name for name in root["required"] if name not in NEEDED],

@@ -153,7 +153,7 @@ class Parameter:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Parameter:
-        values = {known.name: data[known.name] for known in fields(cls) if known.name in data}
+        values = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         return cls(**values | {"type": Type.from_json(data["type"])})
 
 
@@ -173,8 +173,8 @@ class Traits:
 
     def to_json(self) -> dict[str, Any]:
         requires = {kind: list(methods) for kind, methods in self.requires.items()}
-        known = {"requires": requires, "offers": list(self.offers), "flags": list(self.flags)}
-        return known | ({"metrics": list(self.metrics)} if self.metrics else {})
+        data = {"requires": requires, "offers": list(self.offers), "flags": list(self.flags)}
+        return data | ({"metrics": list(self.metrics)} if self.metrics else {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Traits:
@@ -194,8 +194,8 @@ class Signature:
 
     def to_json(self) -> dict[str, Any]:
         parameters = [parameter.to_json() for parameter in self.parameters]
-        known = {"doc": self.doc, "about": self.about, "parameters": parameters}
-        return known | {"traits": self.traits.to_json()}
+        data = {"doc": self.doc, "about": self.about, "parameters": parameters}
+        return data | {"traits": self.traits.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:

@@ -83,11 +83,11 @@ class Document:
     def graft(self, where: Where, other: Document) -> None:
         """Record that the value at ``where`` now comes from another document."""
         for table in (self.keys, self.values):
-            for old in [known for known in table if known[: len(where)] == where]:
+            for old in [key for key in table if key[: len(where)] == where]:
                 del table[old]
         self.keys[where] = self.values[where] = other.root
-        self.keys.update({(*where, *known): spot for known, spot in other.keys.items()})
-        self.values.update({(*where, *known): spot for known, spot in other.values.items()})
+        self.keys.update({(*where, *key): spot for key, spot in other.keys.items()})
+        self.values.update({(*where, *key): spot for key, spot in other.values.items()})
         self.problems += other.problems
 
 
@@ -150,7 +150,7 @@ class _Composer:
         self.origin = root
         self.document = Document(None, root)
         try:
-            self._read()
+            self._read_quickly()
         except _Stop:
             pass
         except yaml.MarkedYAMLError as error:
@@ -163,8 +163,16 @@ class _Composer:
         except RecursionError:
             self.document.problems.append(root.problem("nested too deeply"))
 
-    def _read(self) -> None:
-        events: Iterator[Any] = iter(yaml.parse(self.text, Loader=yaml.SafeLoader))
+    def _read_quickly(self) -> None:
+        """With the parser in C, if there is one; the one in Python explains what is wrong."""
+        try:
+            self._read(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.YAMLError:
+            self.document = Document(None, self.origin)
+            self._read(yaml.SafeLoader)
+
+    def _read(self, loader: Any) -> None:
+        events: Iterator[Any] = iter(yaml.parse(self.text, Loader=loader))
         documents = 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -199,24 +207,24 @@ class _Composer:
             while not isinstance(event := next(events), yaml.SequenceEndEvent):
                 items.append(self._node(event, events, (*where, len(items))))
             return items
-        return scalar(event.value) if event.style is None else event.value
+        return event.value if event.style else scalar(event.value)
 
     def _mapping(self, events: Iterator[Any], where: Where) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             mark = event.start_mark
             if not isinstance(event, yaml.ScalarEvent):
                 self._problem(mark, f"{self._label(where)}a key must be plain text")
                 raise _Stop
             here = (*where, event.value)
-            if event.value in found:
+            if event.value in mapping:
                 first = self.document.keys[here]
                 self._problem(mark, f"{dotted(here)}: duplicate key, first given in line {first.line}")
                 self._node(next(events), events, (*where, event.value, "again"))
                 continue
             self.document.keys[here] = self._spot(mark.line, mark.column)
-            found[event.value] = self._node(next(events), events, here)
-        return found
+            mapping[event.value] = self._node(next(events), events, here)
+        return mapping
 
     def _label(self, where: Where) -> str:
         return f"{dotted(where)}: " if where else ""

@@ -241,18 +241,18 @@ class Group(Ranks):
         return [tensor.numpy().tobytes() for tensor in received]
 
     def _gather(self, tensor: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         try:
-            dist.all_gather(found, tensor)
+            dist.all_gather(tensors, tensor)
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
-        return found
+        return tensors
 
     def _reduce(self, numbers: Tensor, add: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         here = numbers if numbers.is_cuda and self._cuda else numbers.cpu()
         slices = []
-        for part in here.split(_SLICE):
-            total, *others = self._gather(part.contiguous())
+        for piece in here.split(_SLICE):
+            total, *others = self._gather(piece.contiguous())
             for other in others:
                 total = add(total, other)
             slices.append(total)

@@ -34,7 +34,7 @@ class Tile:
     def times(self, scale: int) -> Tile:
         """The same part of a picture that is larger."""
         parts = (self.rows, self.columns, self.core_rows, self.core_columns)
-        return Tile(*(slice(scale * part.start, scale * part.stop) for part in parts))
+        return Tile(*(slice(scale * extent.start, scale * extent.stop) for extent in parts))
 
     def beyond(self, result: NDArray[Any]) -> NDArray[Any]:
         """What is kept, and one row and column beyond it where the tile has them."""

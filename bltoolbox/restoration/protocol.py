@@ -178,8 +178,8 @@ def _bm3d(channels: int, sigma: float) -> Method:
         ) from error
 
     def restore(y: NDArray[Any]) -> NDArray[Any]:
-        found = bm3d.bm3d(y[..., 0], sigma) if channels == 1 else bm3d.bm3d_rgb(y, sigma)
-        return np.asarray(found).reshape(y.shape)
+        restored = bm3d.bm3d(y[..., 0], sigma) if channels == 1 else bm3d.bm3d_rgb(y, sigma)
+        return np.asarray(restored).reshape(y.shape)
 
     return restore
 

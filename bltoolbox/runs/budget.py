@@ -14,8 +14,8 @@ def used(budget: Any, spent: Mapping[str, Any]) -> float:
     ``budget`` and ``spent`` are by the keys of the recipe's section. A damaged recipe may contain anything,
     and a log may lack what was spent.
     """
-    known = budget if isinstance(budget, Mapping) else {}
-    limits = {name: limit for name in spent if (limit := number(known.get(name)))}
+    settings = budget if isinstance(budget, Mapping) else {}
+    limits = {name: limit for name in spent if (limit := number(settings.get(name)))}
     return max(((number(spent[name]) or 0.0) / limit for name, limit in limits.items()), default=0.0)
 
 

@@ -132,10 +132,10 @@ def open_regular(path: Path, flags: int, within: Path) -> IO[bytes]:
             raise UnsafePath(path, "is a symbolic link")
         descriptor = os.open(base / path.name, flags | _FILE, 0o666, dir_fd=folder)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise UnsafePath(path, "is not a regular file")
-        if found.st_nlink > 1:
+        if status.st_nlink > 1:
             raise UnsafePath(path, "has other names, too (hard links)")
     except UnsafePath:
         os.close(descriptor)

@@ -23,8 +23,8 @@ class Manifest:
         self.folder = folder
         self.there, content = _read(folder)
         names = content.get("files")
-        known = (*FILES, *EXTRA_FILES, *(f"{name}/" for name in FOLDERS))
-        self.names = {name for name in names if name in known} if isinstance(names, list) else set()
+        allowed = (*FILES, *EXTRA_FILES, *(f"{name}/" for name in FOLDERS))
+        self.names = {name for name in names if name in allowed} if isinstance(names, list) else set()
         self.started_by = content.get("started_by")
 
     def claim(self, *names: str, started_by: str | None = None) -> None:

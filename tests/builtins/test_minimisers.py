@@ -58,6 +58,7 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], int]] = {
     "iadam": ({"step": 0.3, "step_decay": 0.5, "beta1": 0.5, "tol": 1e-4}, 100),
     "hoag": ({"step": 0.3, "tol": 1e-2}, 30),
     "single-loop": ({"step": 0.3, "iterations": 2}, 80),
+    "maid": ({}, 15),
 }
 #: Options with which an estimator has no bias to speak of.
 ESTIMATORS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ METHODS: dict[str, dict[str, object]] = {
     "isgd": {"upper_optimizer": {"name": "isgd", "step": 5e-3, "tol": 0.1}, "sampler": {"size": 4}},
     "maid": {"upper_optimizer": {"name": "maid", "step": 1e-2, "tol": 0.05}, "sampler": {"name": "full"}},
 }
-STEPS = {"isgd": 30, "maid": 8}
+STEPS = {"isgd": 14, "maid": 8}
 
 
 def recipe(method: str, every: float) -> Recipe:

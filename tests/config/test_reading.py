@@ -132,7 +132,13 @@ class TestLimits:
         loaders = ("np.load", "numpy.load", "torch.load", "json.load", "yaml.load", "pickle.load")
         allowed = {
             *("images.py Image.open", "download.py tarfile.open", "model.py safe_open", "npy.py np.memmap"),
-            *("npy.py np.fromfile", "checkpoint.py torch.load", "stl10.py np.memmap", "ranks.py json.loads"),
+            *(
+                "npy.py np.fromfile",
+                "checkpoint.py torch.load",
+                "importing.py torch.load",
+                "stl10.py np.memmap",
+                "ranks.py json.loads",
+            ),
             *(
                 "cache.py load",
                 "hdf5.py h5py.File",

@@ -42,8 +42,8 @@ def small(path: Path, choice: list[str]) -> Recipe:
         return load_recipe(path, [*choice, "validation.checks=1", "budget={steps: 2}", "device=cpu"])
     if recipe.evaluation is not None:
         overrides.append("evaluation={name: dead-leaves, count: 1, size: 24, seed: 1}")
-    if recipe.operator.name == "ct":  # it is for images of one size
-        overrides.append("operator.size=24")
+    if recipe.operator.name == "ct":  # it is for images of one size, and accurate solutions take long
+        overrides += ["operator.size=24", "iteration_limit=200"]
     if "size" in recipe.sampler.options:
         overrides.append("sampler.size=2")
     return load_recipe(path, overrides)
@@ -66,8 +66,8 @@ def test_it_is_valid_and_says_how_to_run_it(path: Path) -> None:
 @every_variant
 def test_it_runs(path: Path, choice: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # A reference is tuned by dozens of solves; how well does not matter here.
-    monkeypatch.setattr("bltoolbox.training.baseline._SWEEPS", 1)
-    monkeypatch.setattr("bltoolbox.training.baseline._WIDTH", 1.0)
+    for name, value in {"_IMAGES": 1, "_MOVES": 0, "_SWEEPS": 1, "_WIDTH": 1.0}.items():
+        monkeypatch.setattr(f"bltoolbox.training.baseline.{name}", value)
     recipe = small(path, choice)
     result = run(recipe)
     assert 1 <= result.steps <= 2

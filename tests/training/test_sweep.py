@@ -32,7 +32,7 @@ TINY = [
 ]
 QUICK = [*TINY, "budget={steps: 2}"]
 #: Long enough to be stopped on the way.
-STEPS = 100
+STEPS = 40
 LONG = [*TINY, f"budget={{steps: {STEPS}}}"]
 
 

@@ -132,19 +132,19 @@ def _images(runs: Sequence[RunHistory], metric: Metric) -> Images:
 
 
 def _groups(runs: Sequence[RunHistory], given: Mapping[Path, str]) -> list[Group]:
-    found: dict[str, list[RunHistory]] = {}
+    groups: dict[str, list[RunHistory]] = {}
     for run in runs:
         rest = _essence(run.recipe)
         # A run whose recipe cannot be read forms a group of its own.
-        found.setdefault(json.dumps(rest, sort_keys=True) if rest else str(run.path), []).append(run)
-    members = [sorted(group, key=lambda run: (str(type(run.seed)), run.seed)) for group in found.values()]
-    known = [_essence(group[0].recipe) for group in members]
-    names = labels([recipe for recipe in known if recipe])
-    places = [group[0].path for recipe, group in zip(known, members, strict=True) if recipe]
+        groups.setdefault(json.dumps(rest, sort_keys=True) if rest else str(run.path), []).append(run)
+    members = [sorted(group, key=lambda run: (str(type(run.seed)), run.seed)) for group in groups.values()]
+    recipes = [_essence(group[0].recipe) for group in members]
+    names = labels([recipe for recipe in recipes if recipe])
+    places = [group[0].path for recipe, group in zip(recipes, members, strict=True) if recipe]
     settings = iter(short_labels(names, places))
     return [
         Group(given.get(group[0].path) or (next(settings) if recipe else "") or _plain_name(group), group)
-        for recipe, group in zip(known, members, strict=True)
+        for recipe, group in zip(recipes, members, strict=True)
     ]
 
 
@@ -257,8 +257,8 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    known = [value for value in values if value is not None]
-    return Spread(sum(known) / len(known), min(known), max(known), len(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    return Spread(sum(numbers) / len(numbers), min(numbers), max(numbers), len(numbers)) if numbers else None
 
 
 def over(group: Group, figure: Callable[[RunHistory], float | None]) -> Spread | None:

@@ -166,9 +166,9 @@ def constants(runs: Sequence[dict[str, Any]], metric: Metric) -> dict[str, list[
             line: {value for run in runs for value in run["steps"].get(line.key, ()) if value is not None}
             for line in chart.lines
         }
-        present = {line: next(iter(found)) for line, found in values.items() if len(found) == 1}
+        present = {line: next(iter(states)) for line, states in values.items() if len(states) == 1}
         steps = max((len(run["steps"]["step"]) for run in runs), default=0)
-        if steps > 1 and present and all(len(found) < 2 for found in values.values()):
+        if steps > 1 and present and all(len(states) < 2 for states in values.values()):
             several = len(chart.lines) > 1
             constant[chart.key] = [
                 (f"{chart.title}, {line.label}" if several else chart.title, shown(float(value)))

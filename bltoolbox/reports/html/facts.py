@@ -228,8 +228,8 @@ class RunFacts:
 
 def gather(runs: Sequence[RunHistory], given: Mapping[Path, str] | None = None) -> list[RunFacts]:
     """Runs with distinct labels, those of ``given`` by their directories."""
-    known = [run for run in runs if run.recipe]
-    told = iter(short_labels(_short([run.recipe for run in known]), [run.path for run in known]))
+    complete = [run for run in runs if run.recipe]
+    told = iter(short_labels(_short([run.recipe for run in complete]), [run.path for run in complete]))
     facts: list[RunFacts] = []
     for run in runs:
         label = next(told) if run.recipe else ""
@@ -266,10 +266,10 @@ def _short(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def differences(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ, with the value of each run."""
-    recipes = [one.run.recipe for one in runs]
+    recipes = [entry.run.recipe for entry in runs]
     flat = [flatten(recipe) for recipe in recipes]
     keys = differing(recipes)
-    return [(key, [shown(one[key]) if key in one else "–" for one in flat]) for key in keys]
+    return [(key, [shown(settings[key]) if key in settings else "–" for settings in flat]) for key in keys]
 
 
 def duration(seconds: float) -> str:

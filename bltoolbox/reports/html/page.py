@@ -7,6 +7,7 @@ a recipe contains, no request leaves the browser, and nothing in a recipe can be
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import time
@@ -14,7 +15,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 import bltoolbox
 from bltoolbox.config.problem_keys import task_noun
@@ -50,8 +51,7 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
     metric = most_common([facts.metric for facts in runs])
     drawn = [curves(facts.run, metric) for facts in runs]
     constant = constants(drawn, metric)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(_read("page.html")).render(
+    return _template().render(
         policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'",
         style=style,
@@ -72,6 +72,13 @@ def build_page(runs: Sequence[RunFacts], pictures: Sequence[Pictures], notes: Se
         ladder=None if several else ladder(runs[0]),
         ledger=ledger(runs),
     )
+
+
+@functools.cache
+def _template() -> Template:
+    """Compiled once, which takes longer than to fill it in."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(_read("page.html"))
 
 
 def _payload(

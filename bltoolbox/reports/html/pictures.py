@@ -97,10 +97,10 @@ def keep_scenes(result: RunResult, folder: Path) -> None:
     index = []
     for number, scene in enumerate(_scenes(result)):
         files = []
-        for one in scene.variants:
-            name = f"evaluation-{number}-{one.key}.png"
-            write_bytes(folder / PICTURES / name, one.png, within=folder)
-            files.append({"key": one.key, "name": one.name, "file": name, **one.values})
+        for variant in scene.variants:
+            name = f"evaluation-{number}-{variant.key}.png"
+            write_bytes(folder / PICTURES / name, variant.png, within=folder)
+            files.append({"key": variant.key, "name": variant.name, "file": name, **variant.values})
         index.append({"label": scene.label, "width": scene.width, "height": scene.height, "variants": files})
     if index:
         write_json(folder / PICTURES_INDEX, index, within=folder)
@@ -135,28 +135,28 @@ def read_scenes(folder: Path, metrics: Sequence[Metric] = (UNDESCRIBED,)) -> lis
     """The images that a run has left, with their metrics; none if they are missing or damaged."""
     try:
         index = read_index(folder)
-        _check_total(folder, [str(part["file"]) for one in index for part in one["variants"]])
+        _check_total(folder, [str(variant["file"]) for scene in index for variant in scene["variants"]])
         return [
             Scene(
-                str(one["label"]),
-                int(one["width"]),
-                int(one["height"]),
-                [_read_variant(folder, part, metrics) for part in one["variants"]],
+                str(scene["label"]),
+                int(scene["width"]),
+                int(scene["height"]),
+                [_read_variant(folder, variant, metrics) for variant in scene["variants"]],
             )
-            for one in index
+            for scene in index
         ]
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return []
 
 
-def _read_variant(folder: Path, part: dict[str, Any], metrics: Sequence[Metric]) -> Variant:
-    name = str(part["file"])
+def _read_variant(folder: Path, entry: dict[str, Any], metrics: Sequence[Metric]) -> Variant:
+    name = str(entry["file"])
     if not _SAFE.fullmatch(name):
         raise ValueError(f"{name} is not a picture of a run")
     png = read_bytes(folder / PICTURES / name, REPORT_IMAGES, follow=False)
     names = [metric.name for metric in metrics]
-    values = {name: float(part[name]) for name in names if part.get(name) is not None}
-    return Variant(str(part["key"]), str(part["name"]), png, values)
+    values = {name: float(entry[name]) for name in names if entry.get(name) is not None}
+    return Variant(str(entry["key"]), str(entry["name"]), png, values)
 
 
 def _check_total(folder: Path, names: Sequence[str]) -> None:
@@ -194,7 +194,7 @@ def _restore(run: RunHistory, model: Model, images: int, registry: Registry | No
     samples = evaluation_samples(recipe, model.problem, registry)
     if samples.shape[-1] * samples.shape[-2] > _MAX_RESTORED:
         raise BltError(f"they have {samples.shape[-2]}×{samples.shape[-1]} pixels, too many for a page")
-    found = evaluate(
+    evaluation = evaluate(
         model.problem,
         model.theta,
         samples,
@@ -206,10 +206,10 @@ def _restore(run: RunHistory, model: Model, images: int, registry: Registry | No
         keep=images,
     )
     scenes = []
-    for number, one in enumerate(found.images):
-        start, learned = found.values_of(number)
-        variants = [("measured", one.start, start), ("learned", one.x, learned), *_true(one)]
-        scenes.append(_scene(found.labels[number], variants, {}, found.range))
+    for number, image in enumerate(evaluation.images):
+        start, learned = evaluation.values_of(number)
+        variants = [("measured", image.start, start), ("learned", image.x, learned), *_true(image)]
+        scenes.append(_scene(evaluation.labels[number], variants, {}, evaluation.range))
     return scenes
 
 
@@ -259,14 +259,14 @@ def show_learned(model: Model) -> Learned:
     pictures = shown_filters(model.problem, model.prepared)
     potentials = model.problem.regularizer.potentials(model.prepared["regularizer"])
     maps = [
-        Map(one.caption, one.scale, [encode_png(image) for image in one.shades])
-        for one in shown_parameters(model.problem, model.prepared)
+        Map(picture.caption, picture.scale, [encode_png(image) for image in picture.shades])
+        for picture in shown_parameters(model.problem, model.prepared)
     ]
     learned = Learned(maps=maps)
     if pictures is not None:
         kernels = pictures.detach().cpu().double()
-        scaled = [0.5 + 0.5 * one / one.abs().max().clamp_min(1e-12) for one in kernels]
-        learned = replace(learned, filters=[encode_png(one) for one in scaled])
+        scaled = [0.5 + 0.5 * kernel / kernel.abs().max().clamp_min(1e-12) for kernel in kernels]
+        learned = replace(learned, filters=[encode_png(kernel) for kernel in scaled])
     if potentials is not None:
         learned = replace(
             learned,

@@ -117,10 +117,12 @@ def _range(key: str, text: str) -> Range:
 
 def _number(text: str) -> int | float | None:
     """A finite number or a fraction of two; None if it is neither."""
-    parts = [scalar(part) for part in text.split("/")]
-    if len(parts) > 2 or any(isinstance(part, bool) or not isinstance(part, int | float) for part in parts):
+    parts = [scalar(text_part) for text_part in text.split("/")]
+    if len(parts) > 2 or any(
+        isinstance(number, bool) or not isinstance(number, int | float) for number in parts
+    ):
         return None
-    if not all(math.isfinite(part) for part in parts) or (len(parts) == 2 and parts[1] == 0):
+    if not all(math.isfinite(number) for number in parts) or (len(parts) == 2 and parts[1] == 0):
         return None
     value: int | float = parts[0] if len(parts) == 1 else parts[0] / parts[1]
     return value

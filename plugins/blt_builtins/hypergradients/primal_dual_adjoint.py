@@ -68,7 +68,7 @@ def advance_adjoint(lower: Lower, state: Adjoint) -> Adjoint:
     before = state.blocks("P")
     W = _moved(before, ahead, sigma)
     with torch.enable_grad():
-        at = tuple(part.requires_grad_() for part in _moved(state.blocks("p"), state.blocks("t"), sigma))
+        at = tuple(block.requires_grad_() for block in _moved(state.blocks("p"), state.blocks("t"), sigma))
         P = torch.autograd.grad(saddle.prox_dual(at, sigma), at, W)
     pace, residual = pace.balanced(tau, X - state.X, P, before)
     return replace(pace, residual=residual, X=X, **two("P", P), **two("KX", KX), KtP=saddle.adjoint(P))
