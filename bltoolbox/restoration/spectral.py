@@ -12,21 +12,16 @@ curvatures of majorants the smallest α is 0.3.
 Operator and regularizer offer their parts as ``symbol``; where one of them does not, there is no P. P also gives a
 linear estimate of the minimiser, from which cold solves start.
 
-P is smooth in the frequency. For images with more than 256 rows or columns it is computed and inverted at 256
-frequencies in each direction, and P⁻¹ is interpolated: for tiles of 768² that takes a fifth of the time.
-
 Reference: Chan & Ng, *Conjugate gradient methods for Toeplitz systems*, SIAM Review 1996.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.bilevel.tensors import detached, expand, norm
@@ -42,8 +37,6 @@ _DAMPING, _MAJORANT_DAMPING = 0.1, 0.3
 _ROUNDS = 2
 #: The smallest entry of P, relative to the largest, so that its inverse is positive definite in float32, too.
 _FLOOR = 1e-4
-#: Frequencies in each direction at which P is computed.
-_GRID = 256
 #: P is worth an application per iteration where the ratio of the largest to the smallest diagonal entry of P⁻¹ is at
 #: least this, for second derivatives and for the larger curvatures of majorants; measured, see docs/performance.md.
 _PAYS, _MAJORANT_PAYS = 5.5, 10.0
@@ -88,17 +81,13 @@ def spectral(
     if at.extra or at.operator_symbol is None or (regularizer.cheap and not always):
         return None
     means = damped_mean(prior, _MAJORANT_DAMPING if majorant else _DAMPING)
-    blocks = regularizer.symbol(at.prepared["regularizer"], means, symbol_shape(at.shape))
+    blocks = regularizer.symbol(at.prepared["regularizer"], means, at.shape)
     if blocks is None:
         return None
     diagonal = blocks.diagonal(dim1=1, dim2=2)  # a view (B, H, W, C)
     diagonal.add_(_place_independent(lower, data, shift, at.operator_symbol.like(blocks)).unsqueeze(-1))
     diagonal.add_(_FLOOR * diagonal.amax((1, 2, 3), keepdim=True))
-    plan = cosines(height, width, blocks.device)
-    if tuple(blocks.shape[-2:]) == (height, width):
-        inverse = inverted(plan.arrange(blocks))
-    else:
-        inverse = plan.arrange(_interpolated(inverted(blocks), height, width))
+    inverse = inverted(cosines(height, width, blocks.device).arrange(blocks))
     if always:
         return Spectral(inverse, torch.ones_like(lower.mu, dtype=torch.bool), height, width)
     gains = inverse.diagonal(dim1=1, dim2=2).flatten(1)
@@ -108,19 +97,6 @@ def spectral(
     identity = torch.eye(inverse.shape[1], dtype=inverse.dtype, device=inverse.device)
     identity = identity.view(*identity.shape, *(1,) * (inverse.ndim - 3))
     return Spectral(torch.where(expand(used, inverse), inverse, identity), used, height, width)
-
-
-def symbol_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of images (C, H, W) whose frequencies P is computed at."""
-    return (shape[0], *(min(length, _GRID) for length in shape[1:]))
-
-
-def _interpolated(values: Tensor, height: int, width: int) -> Tensor:
-    """A function (B, C, C, h, w) of frequencies at those of images of this size."""
-    planes = functional.interpolate(
-        values.flatten(1, 2), size=(height, width), mode="bilinear", align_corners=True
-    )
-    return planes.unflatten(1, values.shape[1:3])
 
 
 def _place_independent(

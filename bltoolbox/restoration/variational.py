@@ -39,7 +39,6 @@ from bltoolbox.restoration.layout import image_layout
 from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, UpperLoss
-from bltoolbox.restoration.spectral import symbol_shape
 from bltoolbox.restoration.theta import join, prepare, split
 
 Constraint = Literal["none", "nonnegative", "box"]
@@ -263,10 +262,10 @@ class VariationalAt:
 
     @cached_property
     def operator_symbol(self) -> Constant | None:
-        """The eigenvalues of AᵀA by frequency, for P; None where cosines do not diagonalise it."""
+        """The eigenvalues of AᵀA by frequency; None where cosines do not diagonalise it."""
         theta = self.prepared["operator"]
         with detached():
-            symbol = self.problem.operator.symbol(theta, symbol_shape(self.shape))
+            symbol = self.problem.operator.symbol(theta, self.shape)
         return None if symbol is None else Constant(symbol)
 
     def spectrum(self, context: Rows) -> tuple[Bound, Bound]:

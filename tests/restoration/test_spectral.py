@@ -32,7 +32,6 @@ from bltoolbox.bilevel.problem import Lower
 from bltoolbox.bilevel.records import Accuracy, Ask, Rows
 from bltoolbox.bilevel.tensors import dot, take
 from bltoolbox.errors import NumericalError
-from bltoolbox.restoration import spectral as spectral_module
 from bltoolbox.restoration.cosines import CosineProducts, Cosines, FastCosines
 from bltoolbox.restoration.roles import Operator, Regularizer
 from bltoolbox.restoration.small_blocks import inverted
@@ -164,28 +163,6 @@ def test_exact_for_even_filters_at_mirrored_borders() -> None:
     assert preconditioner is not None
     product = dense(lambda v: preconditioner.apply(hessian.hvp(v)), y)
     assert (product - torch.eye(len(product))).abs().max() < 0.02
-
-
-def test_interpolated_for_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From fewer frequencies, P is still symmetric and definite, and close to itself where there are enough of them."""
-    regularizer, x = small_foe("symmetric"), smooth_images(1, (3, 40, 48)).double()
-    exact, coarse, coarser = (_preconditioned(regularizer, x, grid, monkeypatch) for grid in (256, 32, 4))
-    assert 0 < (coarse - exact).norm() < 0.02 * exact.norm()
-    assert (coarser - exact).norm() > (coarse - exact).norm()
-    monkeypatch.setattr(spectral_module, "_GRID", 4)
-    lower = lower_level(regularizer, x)
-    made = lower.linearize(x).preconditioner(True)
-    a, b = normal(1, 3, 40, 48), normal(1, 3, 40, 48, seed=1)
-    torch.testing.assert_close(dot(a, made.apply(b)), dot(made.apply(a), b))
-    assert float(dot(a, made.apply(a))) > 0
-
-
-def _preconditioned(
-    regularizer: Regularizer, x: Tensor, grid: int, monkeypatch: pytest.MonkeyPatch
-) -> Tensor:
-    monkeypatch.setattr(spectral_module, "_GRID", grid)
-    lower = lower_level(regularizer, x)
-    return lower.linearize(x).preconditioner(True).apply(x)
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
