@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +19,7 @@ from blt_builtins.lower_solvers.gd import GradientDescent
 from blt_builtins.lower_solvers.lbfgs import LBFGS
 from blt_builtins.lower_solvers.newton_cg import NewtonCG
 from blt_builtins.regularizers.crr import ConvexRidge
+from blt_builtins.regularizers.filters import norm_bound
 from blt_builtins.regularizers.icnn import InputConvexNetwork
 from blt_builtins.regularizers.tikhonov import Tikhonov
 from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
@@ -55,16 +56,28 @@ def pretended(device: str) -> Iterator[torch.device]:
 
     ``cuda`` is as strict as the real one, but its backward pass needs a driver; ``meta`` has one everywhere.
     """
-    if device != "cuda":
-        yield torch.device(device)
-        return
+    with patch("blt_builtins.regularizers.weakly_convex.mirrored_norm", _norm_without_looking):
+        if device != "cuda":
+            yield torch.device(device)
+            return
+        with _fake():
+            yield torch.device(device)
+
+
+def _norm_without_looking(kernels: Tensor, weights: Tensor, shape: Sequence[int]) -> Tensor:
+    """In place of a norm by Lanczos, which looks at numbers; these tensors have none."""
+    return norm_bound(kernels, weights, "symmetric")
+
+
+@contextlib.contextmanager
+def _fake() -> Iterator[None]:
     # Tensors without memory cannot be pinned. Constants that a component computed before, on the CPU, may be moved to
     # the device.
     with (
         patch.object(Tensor, "pin_memory", lambda tensor: tensor),
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
-        yield torch.device(device)
+        yield
 
 
 def parameters(regularizer: Regularizer) -> dict[str, tuple[int, ...]]:

@@ -471,7 +471,7 @@ def test_models_are_listed(shipped: Path, blt_here: Call) -> None:
     assert lines == [
         ["name", "task", "parameters", "trained", "σ", "usable", "σ", "PSNR"],
         ["bare", "–", "–", "–", "–", "–"],
-        ["toy", "denoising", "762", "25/255", "5–50/255", "28.9"],
+        ["toy", "denoising", "762", "25/255", "5–50/255", "28.90"],
     ]
     assert "start with toy for toys" in done.err
     assert "toy: A toy. PSNR on four drawings." in done.err
