@@ -20,6 +20,7 @@ import typer
 
 from bltoolbox.config.printable import printable, printable_json, printable_lines
 from bltoolbox.distributed.launch import Place
+from bltoolbox.errors import UsageError
 from bltoolbox.runs.files import finite
 
 if TYPE_CHECKING:
@@ -126,3 +127,11 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Recipes, and KEY=VALUE overrides: arguments with a ``=`` before any path separator."""
     overrides = [argument for argument in arguments if OVERRIDE.match(argument)]
     return [argument for argument in arguments if not OVERRIDE.match(argument)], overrides
+
+
+def split_one(arguments: Sequence[str], rule: str) -> tuple[str, list[str]]:
+    """The same for commands that take one recipe, model or run; ``rule`` says so."""
+    sources, overrides = split_overrides(arguments)
+    if len(sources) != 1:
+        raise UsageError(rule + (f", got {', '.join(sources)}" if sources else ""))
+    return sources[0], overrides

@@ -15,7 +15,7 @@ from bltoolbox.cli.common import (
     print_json,
     say,
     show,
-    split_overrides,
+    split_one,
 )
 from bltoolbox.errors import UsageError
 
@@ -70,14 +70,10 @@ def compare(
     from bltoolbox.reports.compare.figures import check_targets, save_figure
     from bltoolbox.testing.estimators import compare_estimators
 
-    sources, overrides = split_overrides(arguments)
-    if len(sources) != 1:
-        raise UsageError(
-            "blt estimators takes one recipe" + (f", got {', '.join(sources)}" if sources else "")
-        )
+    source, overrides = split_one(arguments, "blt estimators takes one recipe")
     check_targets([out], force)
     registry = open_registry(plugin)
-    recipe = load_recipe(sources[0], overrides, registry)
+    recipe = load_recipe(source, overrides, registry)
     blocks = [_block(text, registry) for text in estimator] if estimator else None
     comparison: EstimatorComparison | None = None
     for comparison in compare_estimators(recipe, registry, blocks, tasks):

@@ -15,7 +15,7 @@ from bltoolbox.cli.common import (
     ProblemMetrics,
     open_registry,
     print_json,
-    split_overrides,
+    split_one,
 )
 from bltoolbox.cli.display.tables import print_rows
 from bltoolbox.cli.photographs import evaluate_on_photographs
@@ -70,22 +70,20 @@ def evaluate(
 
     For example: blt evaluate runs/denoise/2026-01-31_12-00-00 evaluation='{name: array, path: test.npy}'
     """
-    targets, overrides = split_overrides(arguments)
-    if len(targets) != 1:
-        raise UsageError(f"blt evaluate takes one model, got {len(targets)}")
+    target, overrides = split_one(arguments, "blt evaluate takes one model")
     registry = open_registry(plugin, warn=not as_json)
     if images is not None:
         if overrides:
             raise UsageError("--images measures the model as it is; remove the overrides")
         evaluate_on_photographs(
-            targets[0], images, noise, metric or "psnr,ssim", against, seed, registry, as_json
+            target, images, noise, metric or "psnr,ssim", against, seed, registry, as_json
         )
         return
     if noise is not None or against != "noisy" or seed:
         raise UsageError(
             "--noise, --against and --seed need --images; elsewhere use overrides, e.g. noise=25/255"
         )
-    evaluation = _measure(targets[0], overrides, metric, registry)
+    evaluation = _measure(target, overrides, metric, registry)
     if not (metrics := evaluation.metrics):
         raise UsageError(
             "the true images of the evaluation data are not known, so that nothing can be measured; use --metric loss"
@@ -93,7 +91,7 @@ def evaluate(
     if as_json:
         print_json(
             {
-                "model": targets[0],
+                "model": target,
                 **_facts(evaluation, None),
                 "iterations": evaluation.iterations,
                 f"{_noun(evaluation)}s": _tasks(evaluation),

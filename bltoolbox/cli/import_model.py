@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say
 from bltoolbox.errors import UsageError
-
-
-class Format(StrEnum):
-    """Formats of checkpoints."""
-
-    CRR = "crr"
-    WCRR = "wcrr"
-
-
-class Border(StrEnum):
-    """What filters see beyond the border."""
-
-    VALID = "valid"
-    ZERO = "zero"
-    PERIODIC = "periodic"
-    SYMMETRIC = "symmetric"
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    form: Annotated[Format, typer.Argument(metavar="FORMAT", help="crr or wcrr.")],
+    form: Annotated[Literal["crr", "wcrr"], typer.Argument(metavar="FORMAT", help="crr or wcrr.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A PyTorch checkpoint of the authors.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="MODEL", help="The .safetensors file to write.")
@@ -48,8 +31,9 @@ def import_(
         typer.Option(metavar="S", help="The noise level of the model, e.g. 25/255; default its config's."),
     ] = None,
     boundary: Annotated[
-        Border, typer.Option(metavar="NAME", help="symmetric (mirrored), zero, periodic or valid.")
-    ] = Border.SYMMETRIC,
+        Literal["symmetric", "zero", "periodic", "valid"],
+        typer.Option(metavar="NAME", help="symmetric (mirrored), zero, periodic or valid."),
+    ] = "symmetric",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: Json = False,
     plugin: Plugins = None,
@@ -77,25 +61,19 @@ def import_(
         raise UsageError(f"{out} exists; choose another name, or replace it with --force")
     level = None if noise is None else _level(noise)
     registry = open_registry(plugin)
-    content, recipe = import_model(
-        form.value, file, registry, config=config, noise=level, boundary=boundary.value
-    )
+    content, recipe = import_model(form, file, registry, config=config, noise=level, boundary=boundary)
     write_bytes(out, content)
     model = Model.load(out, device="cpu", registry=registry)
-    facts = {
-        "model": str(out),
-        "filters": recipe.regularizer.options["filters"],
-        "kernel_size": recipe.regularizer.options["kernel_size"],
-        "noise": model.problem.noise.level if model.problem.noise else None,
-        "parameters": sum(value.numel() for value in model.theta.values()),
-    }
+    assert model.problem.noise is not None and model.problem.noise.level is not None
+    sigma, options = model.problem.noise.level, recipe.regularizer.options
+    filters, size = options["filters"], options["kernel_size"]
     if as_json:
-        print_json(facts)
+        facts = {"filters": filters, "kernel_size": size, "noise": sigma, "parameters": model.size}
+        print_json({"model": str(out)} | facts)
         return
-    size = facts["kernel_size"]
     say(
-        f"{out} written: {facts['filters']} filters of {size}×{size}, {facts['parameters']:,} parameters,"
-        f" σ = {255 * (facts['noise'] or 0):.3g}/255; restore with blt apply {out} PICTURE"
+        f"{out} written: {filters} filters of {size}×{size}, {model.size:,} parameters, σ = {255 * sigma:.3g}/255;"
+        f" restore with blt apply {out} PICTURE"
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_one
 from bltoolbox.cli.completion import complete_recipe
 from bltoolbox.cli.processes import (
     launch,
@@ -24,7 +24,6 @@ from bltoolbox.cli.processes import (
     was_restarted,
 )
 from bltoolbox.distributed.launch import Place
-from bltoolbox.errors import UsageError
 
 if TYPE_CHECKING:
     from bltoolbox.bilevel.events import Listener
@@ -95,15 +94,14 @@ def run(
     from bltoolbox.config.recipe import load_recipe
     from bltoolbox.training.resume import reopen
 
-    sources, overrides = split_overrides(arguments)
-    _only_one(sources, "blt run takes one recipe")
+    source, overrides = split_one(arguments, "blt run takes one recipe")
     overrides += [
         f"{key}={value}" for key, value in (("device", device), ("seed", seed)) if value is not None
     ]
     with reporting_once():
         with same_on_all_ranks():
             registry = open_registry(plugin)
-            recipe = load_recipe(sources[0], overrides, registry)
+            recipe = load_recipe(source, overrides, registry)
             if dry_run:
                 _dry_run(_assemble(recipe, registry), as_json)
                 return
@@ -111,7 +109,7 @@ def run(
             several = to_launch(nproc)
         if several:
             out = out or _fresh(recipe)
-            command = ["run", sources[0], *overrides, "--out", str(out)]
+            command = ["run", source, *overrides, "--out", str(out)]
             command += ["--overwrite"] * overwrite + ["--profile"] * profile
             launch([*command, *passed_on(quiet, verbose, as_json, debug, plugin)], nproc, out)
         from bltoolbox.distributed.ranks import joined
@@ -136,11 +134,6 @@ def run(
                     [display, *_profilers(profile, directory), ReportWriter(path, [display])],
                 )
             _show(result, as_json, ranks)
-
-
-def _only_one(sources: list[str], rule: str) -> None:
-    if len(sources) != 1:
-        raise UsageError(rule + (f", got {', '.join(sources)}" if sources else ""))
 
 
 def _profilers(wanted: bool, directory: RunDirectory) -> list[Listener]:
@@ -173,9 +166,8 @@ def resume(
     """
     from bltoolbox.training.resume import reopen
 
-    sources, overrides = split_overrides(arguments)
-    _only_one(sources, "blt resume takes one run directory")
-    path = Path(sources[0])
+    source, overrides = split_one(arguments, "blt resume takes one run directory")
+    path = Path(source)
     if to_launch(nproc):
         command = ["resume", str(path), *overrides, *passed_on(quiet, verbose, as_json, debug, plugin)]
         launch(command, nproc, path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_overrides
+from bltoolbox.cli.common import Debug, Json, Plugins, open_registry, print_json, say, show, split_one
 from bltoolbox.cli.completion import complete_grid
 from bltoolbox.errors import UsageError
 
@@ -113,23 +113,19 @@ def sweep(
     --on slurm submits one job per cell. A job that reaches its time limit or is preempted writes a checkpoint, is
     queued again and resumes. Ctrl-C leaves the jobs on the cluster; repeat the command to follow them.
     """
-    sources, overrides = split_overrides(arguments)
-    if len(sources) != 1:
-        raise UsageError("blt sweep takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
+    source, overrides = split_one(arguments, "blt sweep takes one recipe")
     resources = _resources(on, partition, time, gpus, cpus, slurm, jobs, emit or not wait)
     registry = open_registry(plugin)
     if search is None:
-        whole, signal = _planned(sources[0], overrides, out, registry), None
+        whole, signal = _planned(source, overrides, out, registry), None
     elif resources is None:
-        whole, signal = _search(
-            sources[0], overrides, out, registry, search, jobs or 1, plugin, dry_run, quiet
-        )
+        whole, signal = _search(source, overrides, out, registry, search, jobs or 1, plugin, dry_run, quiet)
     else:
         raise UsageError(
             "--search runs on this machine only; remove --on slurm, or give a grid of values instead of --search"
         )
     if dry_run:
-        _print_plan(whole, sources[0], as_json)
+        _print_plan(whole, source, as_json)
         return
     if emit and resources is not None:
         _emit(whole, resources, plugin or ())

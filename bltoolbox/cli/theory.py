@@ -15,9 +15,9 @@ from bltoolbox.cli.common import (
     print_json,
     say,
     show,
-    split_overrides,
+    split_one,
 )
-from bltoolbox.errors import BltError, UsageError
+from bltoolbox.errors import BltError
 
 if TYPE_CHECKING:
     from bltoolbox.testing.theory import Curve, Theory
@@ -65,12 +65,10 @@ def theory(
     from bltoolbox.reports.compare.theory import draw_theory
     from bltoolbox.testing.theory_runs import bench_of, measure
 
-    sources, overrides = split_overrides(arguments)
-    if len(sources) != 1:
-        raise UsageError("blt theory takes one recipe" + (f", got {', '.join(sources)}" if sources else ""))
+    source, overrides = split_one(arguments, "blt theory takes one recipe")
     check_targets([out], force)
     registry = open_registry(plugin)
-    recipe = load_recipe(sources[0], overrides, registry)
+    recipe = load_recipe(source, overrides, registry)
     result: Theory | None = None
     for message in measure(bench_of(recipe, registry, tasks, steps), runs=runs):
         if isinstance(message, str):

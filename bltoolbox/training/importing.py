@@ -45,7 +45,7 @@ def import_model(
     except ValueError as error:
         raise BltError(f"{path} is not a {form} model: {error}") from error
     options = published.options | {"boundary": boundary}
-    recipe = _recipe(options, published.noise or 25 / 255, registry)
+    recipe = _recipe(options, published.noise, registry)
     theta = {f"regularizer.{name}": value.float() for name, value in published.theta.items()}
     return encode(theta, recipe), recipe
 
@@ -54,7 +54,7 @@ def read_published(path: Path, config: Path | None) -> tuple[dict[str, Tensor], 
     """The tensors of a checkpoint by name, and the settings of its authors.
 
     Settings are those in ``config``, in the checkpoint, or in a config.json beside it or in the folder above, where the
-    authors keep it; none where there is no such file.
+    authors keep it; none where there is no such file, and what is needed of them is then refused by name.
     """
     try:
         payload = read_bytes(path, CHECKPOINT)

@@ -237,9 +237,19 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, monkeypatch: pyte
         config.write_text(text)
         with pytest.raises(BltError, match=words):
             import_model("wcrr", path, registry, config=config)
-    config.write_text('{"noise_range": [30, 0]}')
-    with pytest.raises(BltError, match="noise_range in its config is not an interval"):
-        import_model("wcrr", path, registry, config=config)
+    for changes, words in (
+        ({"noise_val": None}, "for which noise level it is; give it with --noise"),
+        (
+            {"spline_activation": {}},
+            r"no spline_activation\.x_max; give the config.json of its authors with --config",
+        ),
+        ({"rho_wcvx": -1}, "rho_wcvx in its config is -1, which is not a valid number"),
+        ({"noise_range": None}, "noise_range in its config is not a pair of numbers"),
+        ({"noise_range": [30, 0]}, "noise_range in its config is not an interval"),
+    ):
+        config.write_text(json.dumps(WCRR_CONFIG | changes))
+        with pytest.raises(BltError, match=words):
+            import_model("wcrr", path, registry, config=config)
 
 
 def test_a_small_file_cannot_exhaust_the_memory(tmp_path: Path) -> None:

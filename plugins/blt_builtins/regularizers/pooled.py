@@ -47,7 +47,7 @@ from blt_builtins.regularizers.filters import Boundary, FilterBank, extend
 from blt_builtins.regularizers.foe import FieldOfExperts, NormalForm, Planes, amplitudes
 from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
 from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
-from bltoolbox.plugin import Potentials, Regularizer, Theta
+from bltoolbox.plugin import Regularizer, Theta
 
 #: A gradient step changes a share of P as fast as other steps change their parameters.
 _STEEPNESS = 8.0
@@ -150,13 +150,9 @@ class WeaklyConvexPooledExperts(WeaklyConvexExperts):
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
         return _linearized(self._form(theta), x)
 
-    def potentials(self, theta: Theta) -> Potentials:
+    def _lone(self, theta: Theta) -> PooledPotential:
         """Of groups of one filter with the same response everywhere."""
-        importance, order = self._importance(theta).sort(descending=True)
-        omega = self._widths(theta)[1].median()
-        t = torch.linspace(-3, 3, 301, dtype=omega.dtype, device=omega.device) * omega
-        scaled = (amplitudes(theta).view(-1, 1) * t).view(1, self.filters, 1, -1)
-        return Potentials(t, self._potential(theta, Pool(1, None)).potential(scaled)[0, order, 0], importance)
+        return self._potential(theta, Pool(1, None))
 
     def _by_filter(self, theta: Theta, by_group: Tensor) -> Tensor:
         return _by_filter(theta, by_group)

@@ -42,11 +42,11 @@ _GRID = 255
 
 @dataclass(frozen=True)
 class Published:
-    """Options of `spline-ridge`, its θ, and the noise level that it is for (None if the file does not say)."""
+    """Options of `spline-ridge`, its θ, and the noise level that it is for."""
 
     options: dict[str, Any]
     theta: dict[str, Tensor]
-    noise: float | None
+    noise: float
 
 
 def read_crr(tensors: Mapping[str, Tensor], config: Mapping[str, Any], noise: float | None) -> Published:
@@ -55,35 +55,32 @@ def read_crr(tensors: Mapping[str, Tensor], config: Mapping[str, Any], noise: fl
     weight = float(_entry(tensors, "lmbd", 1).clamp_min(1e-4))
     scale = float(_entry(tensors, "mu", 1).clamp_min(0.01))
     values = _splines(_entry(tensors, "activation.coefficients_vect"), len(kernels))
-    reach = _number(config, "activation_params", "knots_range", default=0.1)
+    reach = _number(config, "activation_params", "knots_range")
     slopes = values.diff(dim=1).clamp_min(0) * ((values.shape[1] - 1) / (2 * reach))
     slopes[:, 0] = slopes[:, -1] = 0
-    level = _number(config, "sigma", default=0.0) / 255
     theta = {"kernels": scale * kernels, "slopes": weight / scale * slopes}
-    return Published(_options(kernels, values, reach, "free"), theta, noise or level or None)
+    return Published(_options(kernels, values, reach, "free"), theta, _level(config, "sigma", noise))
 
 
 def read_wcrr(tensors: Mapping[str, Tensor], config: Mapping[str, Any], noise: float | None) -> Published:
     """A weakly convex ridge regularizer at one noise level."""
     kernels = _kernels(tensors)
     kernels = kernels / _norm(kernels)
-    level = noise or _number(config, "noise_val", default=25.0) / 255
-    reach = _number(config, "spline_activation", "x_max", default=0.1)
-    rising, falling = (
-        _odd_slopes(_splines(_entry(tensors, f"activation_{part}.coefficients"), 1), reach)
-        for part in ("cvx", "ccv")
+    convex, concave = (
+        _splines(_entry(tensors, f"activation_{name}.coefficients"), 1) for name in ("cvx", "ccv")
     )
-    if rising.shape != falling.shape:
+    if convex.shape != concave.shape:
         raise ValueError("the two splines of its activation have different numbers of knots")
-    concave = _number(config, "rho_wcvx", default=1.0, least=0.0)
-    common = _entry(tensors, "mu_", 1).exp() * rising - concave * falling
+    level = _level(config, "noise_val", noise)
+    reach = _number(config, "spline_activation", "x_max")
+    rho = _number(config, "rho_wcvx", least=0.0)
+    common = _entry(tensors, "mu_", 1).exp() * _odd_slopes(convex, reach) - rho * _odd_slopes(concave, reach)
     scaling = _scaling(tensors, config, len(kernels), 255 * level)
     theta = {
         "kernels": scaling.view(-1, 1, 1, 1) * kernels,
         "slopes": common / scaling.square().unsqueeze(1),
     }
-    values = _entry(tensors, "activation_cvx.coefficients").reshape(1, -1)
-    return Published(_options(kernels, values, reach, "odd"), theta, level)
+    return Published(_options(kernels, convex, reach, "odd"), theta, level)
 
 
 FORMATS = {"crr": read_crr, "wcrr": read_wcrr}
@@ -144,7 +141,7 @@ def _norm(kernels: Tensor) -> Tensor:
 def _scaling(tensors: Mapping[str, Tensor], config: Mapping[str, Any], filters: int, level: float) -> Tensor:
     """σ_j at a noise level of 255, by linear interpolation between the knots and extrapolation beyond."""
     values = _splines(_entry(tensors, "spline_scaling.coefficients"), filters, least=2)
-    span = config.get("noise_range", [0, 30])
+    span = config.get("noise_range")
     if not (isinstance(span, list) and len(span) == 2 and all(isinstance(end, int | float) for end in span)):
         raise ValueError("noise_range in its config is not a pair of numbers")
     low, high = map(float, span)
@@ -186,14 +183,20 @@ def _entry(tensors: Mapping[str, Tensor], name: str, size: int | None = None) ->
     return value.reshape(()) if size == 1 else value
 
 
-def _number(config: Mapping[str, Any], *keys: str, default: float, least: float | None = None) -> float:
-    """A number of the config; positive unless ``least`` or the default allow 0."""
+def _level(config: Mapping[str, Any], key: str, given: float | None) -> float:
+    """The noise level that is given, else that of the config."""
+    if given is None and config.get(key) is None:
+        raise ValueError("it does not say for which noise level it is; give it with --noise, e.g. 25/255")
+    return _number(config, key) / 255 if given is None else given
+
+
+def _number(config: Mapping[str, Any], *keys: str, least: float = math.ulp(0.0)) -> float:
+    """A number of the config."""
     value: Any = config
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     if value is None:
-        return default
-    floor = least if least is not None else (0.0 if default == 0 else math.ulp(0.0))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not floor <= value < math.inf:
+        raise ValueError(f"it has no {'.'.join(keys)}; give the config.json of its authors with --config")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
         raise ValueError(f"{'.'.join(keys)} in its config is {value!r}, which is not a valid number")
     return float(value)

@@ -50,7 +50,14 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from blt_builtins.regularizers.filters import Boundary, norm_bound
-from blt_builtins.regularizers.foe import FieldOfExperts, NormalForm, Planes, SmoothedAbs, amplitudes
+from blt_builtins.regularizers.foe import (
+    FieldOfExperts,
+    NormalForm,
+    Planes,
+    Potential,
+    SmoothedAbs,
+    amplitudes,
+)
 from blt_builtins.regularizers.mirrored_norm import lipschitz_bound, mirrored_norm, standing_side
 from bltoolbox.plugin import Potentials, Regularizer, Theta
 
@@ -152,8 +159,12 @@ class WeaklyConvexExperts(FieldOfExperts):
         omega = self._widths(theta)[1].median()
         t = torch.linspace(-3, 3, 301, dtype=omega.dtype, device=omega.device) * omega
         scaled = amplitudes(theta).view(-1, 1) * t
-        values = self._form(theta).of.potential(scaled.view(1, self.filters, 1, -1))
+        values = self._lone(theta).potential(scaled.view(1, self.filters, 1, -1))
         return Potentials(t, values[0, order, 0], importance)
+
+    def _lone(self, theta: Theta) -> Potential:
+        """Potentials of single responses."""
+        return self._form(theta).of
 
     def _curvatures(self, theta: Theta) -> Tensor:
         """e_j."""
