@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.records import Bound, Constants, Theta
+from bltoolbox.bilevel.records import Bound, Constants, Rows, Theta
 from bltoolbox.restoration.roles import Potentials, Regularizer
 
 
@@ -53,6 +53,12 @@ class Rescaled(Regularizer):
 
     def check(self, shape: Sequence[int]) -> str | None:
         return self.base.check(shape)
+
+    def guide(self, theta: Theta, start: Tensor) -> Rows:
+        return self.base.guide(theta, start / self.scale)
+
+    def select(self, theta: Theta, guide: Rows) -> Theta:
+        return self.base.select(theta, guide)
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return self.scale**2 * self.base.energy(theta, x / self.scale)

@@ -81,7 +81,7 @@ def spectral(
     if at.extra or at.operator_symbol is None or (regularizer.cheap and not always):
         return None
     means = damped_mean(prior, _MAJORANT_DAMPING if majorant else _DAMPING)
-    blocks = regularizer.symbol(at.prepared["regularizer"], means, at.shape)
+    blocks = regularizer.symbol(lower.prior_theta, means, at.shape)
     if blocks is None:
         return None
     diagonal = blocks.diagonal(dim1=1, dim2=2)  # a view (B, H, W, C)

@@ -216,7 +216,8 @@ def _points(case: Trial) -> dict[str, torch.Tensor]:
 
 def _product(case: Trial, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     def product(v: torch.Tensor) -> torch.Tensor:
-        return case.regularizer.linearize(case.theta, x.expand(len(v), *x.shape[1:]))(v)
+        theta = case.bound(case.raw, torch.zeros(len(v), dtype=torch.long))
+        return case.regularizer.linearize(theta, x.expand(len(v), *x.shape[1:]))(v)
 
     return product
 

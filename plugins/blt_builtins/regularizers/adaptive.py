@@ -1,0 +1,197 @@
+"""Another regularizer with weights that adapt to each image: a small network reads them off the measurements.
+
+    R_θ(x; y) = Σ_j Σ_p w_jp ψ_j(t_jp),        t = C x,   Σ_j Σ_p ψ_j(t_jp) = the base, e.g. `foe`
+    w = s(N_θ(u)),                              s(v) = 1/(1 + e^{−v}),   u = the start of a cold solve: y in denoising
+
+Every response of every filter has a weight of its own between 0 and 1: small where the image has an edge or a texture
+that the filter responds to, large where it is flat. N is a convolutional network on half the pixels,
+
+    h_0 = σ(V_0 ⋆ u + b_0),   h_k = h_{k−1} + σ(V_k ⋆ h_{k−1} + b_k),   N = V_L ⋆ h_{L−1} + b_L,   σ(v) = v s(v)
+
+V_0 has stride 2 and zero mean in each channel, since brightness should not matter; the last layer is pointwise and has
+the weights of four neighbouring pixels. Its parameters and those of the base are learned together: y is fixed while x
+is solved for, so the hypergradient of the network is one backward pass through it.
+
+For given y nothing is lost: R is a sum of the same potentials with weights of at most 1. It is convex if the base is,
+bounds of its curvature hold, and so do the certificates of the lower level, of `foe` as well as of `wcfoe`. As a map
+from y to x̂ the reconstruction is no longer nonexpansive, since the weights change with y, too.
+
+The parameters of the network are stored in units of their initial standard deviation times 1/2, so that steps that suit
+the base suit them. At another noise level (``--noise``) the network sees u/s, see ``Rescaled``.
+
+When to choose it: the most accurate regularizer here for images that are measured at every pixel, as in denoising and
+deblurring; an evaluation of the network costs as much as a few iterations.
+
+References: Kofler, Altekrüger, Ba et al., *Learning regularization parameter-maps for variational image reconstruction
+using deep neural networks and algorithm unrolling*, SIAM J. Imaging Sci. 2023; Neumayer & Altekrüger, *Stability of
+data-dependent ridge-regularization for inverse problems*, 2024; Pourya, Kobler, Unser & Neumayer, *DEALing with image
+reconstruction: deep attentive least squares*, 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+from torch.nn import functional as F
+
+from blt_builtins.regularizers.filters import extend, zero_mean
+from blt_builtins.regularizers.wrapped import Prepared, WrappedRegularizer, of_base
+from bltoolbox.plugin import Bound, Regularizer, Rows, Theta
+
+#: Side of the kernels of the first layer, even, since they look at pairs of rows and columns; and of the others.
+_FIRST, _SIDE = 6, 3
+#: What the first layer multiplies differences of pixels by: noise of the usual level becomes about 1.
+_GAIN = 10.0
+#: Initial weights are s(1) = 0.73.
+_INITIAL = 1.0
+_UNIT = 0.5
+_NEEDED = ("analyse", "synthesise", "majorant", "potential")
+
+
+class Adaptive(WrappedRegularizer):
+    """A regularizer with weights that a network reads off the measurements.
+
+    Args:
+        base: the regularizer that is weighted: foe or wcfoe.
+        features: channels of the network.
+        layers: residual layers of 3×3 between the first and the last.
+    """
+
+    def __init__(
+        self,
+        base: Regularizer,
+        features: Annotated[int, Gt(0), Le(512)] = 32,
+        layers: Annotated[int, Ge(0), Le(32)] = 3,
+    ) -> None:
+        missing = [method for method in _NEEDED if not base.offers(method)]
+        if missing:
+            raise ValueError(f"{type(base).__name__} cannot be weighted, it has no {missing[0]}; use foe or wcfoe")
+        super().__init__(base)
+        self.convex = base.convex  # type: ignore[misc]
+        self.uniform = base.uniform
+        self.features = features
+        self.layers = layers
+
+    @classmethod
+    def example(cls, folder: Path) -> dict[str, Any]:
+        base = {"name": "foe", "filters": 3, "kernel_size": 3, "nu": 0.1}
+        return {"base": base, "features": 4, "layers": 1}
+
+    def own_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        def normal(*sides: int) -> Tensor:
+            return torch.randn(sides, dtype=torch.float64, generator=generator) / _UNIT
+
+        n = self.features
+        params = {"network.kernels_0": normal(n, shape[0], _FIRST, _FIRST)}
+        params["network.kernels_0"] = zero_mean(params["network.kernels_0"])
+        for k in range(1, self.layers + 1):
+            params[f"network.kernels_{k}"] = normal(n, n, _SIDE, _SIDE)
+        params |= {f"network.biases_{k}": torch.zeros(n, dtype=torch.float64) for k in range(self.layers + 1)}
+        filters = self._responses(shape)
+        params["network.last"] = torch.zeros(4 * filters, n, 1, 1, dtype=torch.float64)
+        params["network.last_biases"] = torch.zeros(4 * filters, dtype=torch.float64)
+        return params
+
+    def _responses(self, shape: Sequence[int]) -> int:
+        generator = torch.Generator().manual_seed(0)
+        theta = self.base.init_params(shape, generator)
+        return self.base.analyse(self.base.prepare(theta), torch.zeros(1, *shape, dtype=torch.float64)).shape[1]
+
+    def project(self, theta: Theta) -> dict[str, Tensor]:
+        return self._centred(super().project(theta))
+
+    def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
+        return self._centred(super().project_gradient(gradient))
+
+    def _centred(self, theta: dict[str, Tensor]) -> dict[str, Tensor]:
+        return theta | {"network.kernels_0": zero_mean(theta["network.kernels_0"])}
+
+    def guide(self, theta: Theta, start: Tensor) -> Rows:
+        return {"weights": torch.sigmoid(self._network(theta, start))}
+
+    def _network(self, theta: Theta, u: Tensor) -> Tensor:
+        height, width = u.shape[2:]
+        kernels = theta["network.kernels_0"] * (_UNIT * _GAIN / math.sqrt(theta["network.kernels_0"][0].numel()))
+        # Mirrored, and by one pixel more where a side is odd.
+        seen = extend(u, _FIRST + 1, "symmetric")[:, :, 1:, 1:]
+        seen = seen[:, :, : 2 * (-(-height // 2)) + 4, : 2 * (-(-width // 2)) + 4]
+        h = F.silu(F.conv2d(seen, kernels, theta["network.biases_0"], stride=2))
+        for k in range(1, self.layers + 1):
+            kernels = theta[f"network.kernels_{k}"] * (_UNIT / math.sqrt(_SIDE**2 * self.features))
+            h = h + F.silu(F.conv2d(extend(h, _SIDE, "symmetric"), kernels, theta[f"network.biases_{k}"]))
+        last = theta["network.last"] * (_UNIT / math.sqrt(self.features))
+        out = F.conv2d(h, last, theta["network.last_biases"] * _UNIT + _INITIAL)
+        return F.pixel_shuffle(out, 2)[:, :, :height, :width]
+
+    def select(self, theta: Theta, guide: Rows) -> Theta:
+        return Weighted(theta, of_base(theta), guide["weights"]) if guide else theta
+
+    def energy(self, theta: Theta, x: Tensor) -> Tensor:
+        return self.potential(theta, self.analyse(theta, x)).sum((1, 2, 3))
+
+    def potential(self, theta: Theta, t: Tensor) -> Tensor:
+        return _weighted(theta, self.base.potential(of_base(theta), t))
+
+    def gradient(self, theta: Theta, x: Tensor) -> Tensor:
+        t = self.analyse(theta, x)
+        return self.synthesise(theta, self.majorant(theta, t).mul_(t), x.shape[1:])
+
+    def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
+        curvature = self.base.linearize(of_base(theta), x).curvature
+        return _Hessian(self, theta, tuple(x.shape[1:]), _weighted(theta, curvature))
+
+    def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
+        t, t_q = self.analyse(theta, torch.cat([x, q])).chunk(2)
+        return (self.majorant(theta, t) * t * t_q).flatten(1).sum(1)
+
+    def majorant(self, theta: Theta, t: Tensor) -> Tensor:
+        return _weighted(theta, self.base.majorant(of_base(theta), t))
+
+    def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        return self.base.lipschitz(of_base(theta), shape)
+
+    def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        return self.base.strong_convexity(of_base(theta), shape)
+
+    def pictures(self, theta: Theta) -> Tensor | None:
+        return self.base.pictures(of_base(theta))
+
+    def potentials(self, theta: Theta):
+        return self.base.potentials(of_base(theta))
+
+
+class Weighted(Prepared):
+    """θ with the prepared parameters of the base, and the weights of the samples at hand."""
+
+    def __init__(self, theta: Theta, base: Theta, weights: Tensor) -> None:
+        super().__init__(theta, base)
+        self.weights = weights
+
+
+def _weighted(theta: Theta, values: Tensor) -> Tensor:
+    return theta.weights * values if isinstance(theta, Weighted) else values
+
+
+@dataclass(frozen=True)
+class _Hessian:
+    """v ↦ Cᵀ[ψ''(C x) ⊙ C v], with the weighted curvature stored."""
+
+    regularizer: Adaptive
+    theta: Theta
+    shape: tuple[int, ...]
+    curvature: Tensor
+
+    def __call__(self, v: Tensor) -> Tensor:
+        t = self.regularizer.analyse(self.theta, v)
+        return self.regularizer.synthesise(self.theta, t.mul_(self.curvature), self.shape)
+
+    def take(self, index: Tensor) -> _Hessian:
+        # C does not depend on the weights.
+        return _Hessian(self.regularizer, self.theta, self.shape, self.curvature[index])
