@@ -192,7 +192,7 @@ def _flat_and_rough(theta: Theta, size: tuple[int, int, int]) -> tuple[Tensor, T
     return torch.full_like(noise, _GRAY), noise
 
 
-def _response(lower: ImageLower, x: Tensor, change: Tensor) -> Tensor:
+def response(lower: ImageLower, x: Tensor, change: Tensor) -> Tensor:
     """−∂_y∇_x h · change: how a change of y acts on x, also through what the regularizer reads off y."""
     inputs = lower.wrt("y")
     with torch.enable_grad():
@@ -221,7 +221,7 @@ def _reach(
         beyond = -(-_BEYOND // around.scale)
         change[..., :-beyond] = 0
         lower = at.on(y)
-        system, rhs = lower.linearize(lower.embed(x)), _response(lower, lower.embed(x), change)
+        system, rhs = lower.linearize(lower.embed(x)), response(lower, lower.embed(x), change)
         # What is asked for is a small part of the change.
         tol = torch.clamp(0.01 * level * norm(rhs), min=0.1 * level)
         method = ConjugateGradients("the reach of a pixel", "auto")

@@ -109,7 +109,9 @@ class Prior(Parameters):
                 f"the energy of {name} is a minimum over auxiliary variables, which has no formula; use prox"
             )
         if self.regularizer.offers("guide"):
-            raise BltError(f"the energy of {name} depends on the measurements, too; use prox, which reads them off x")
+            raise BltError(
+                f"the energy of {name} depends on the measurements, too; use prox, which reads them off x"
+            )
 
 
 class _Identity(Operator):

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from helpers import hessian, initial, lower_level, noisy, normal, small_foe
 from torch import Tensor
+from toy_models import noisy_picture, toy_model
 
+import bltoolbox
 from blt_builtins.lower_solvers.mm import MemoryGradient
 from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.adaptive import Adaptive
 from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
 from bltoolbox import load_recipe, run
 from bltoolbox.config.registry import load_registry
-from bltoolbox.errors import RecipeError
+from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.plugin import Regularizer, keyed_generator
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.image_lower import ImageLower
+from bltoolbox.restoration.model import Model
+from bltoolbox.restoration.overlap import response
 from bltoolbox.restoration.rescaled import Rescaled
+from bltoolbox.restoration.tiles import Restorer
 from bltoolbox.testing.recipe_check import check_recipe
 
 SHAPE = (1, 9, 11)
@@ -153,6 +161,7 @@ def test_hypergradient_against_finite_differences(base: str) -> None:
     ("base", "sentence"),
     [
         ("crr", "ConvexRidge cannot be weighted, it has no analyse; use foe or wcfoe"),
+        ("{name: adaptive, base: foe}", "Adaptive cannot be weighted, it adapts to images by itself"),
         ("pooled-foe", "PooledExperts cannot be weighted, it has no potential; use foe or wcfoe"),
     ],
 )
@@ -165,3 +174,47 @@ def test_initial_parameters_depend_on_the_seed() -> None:
     adaptive = Adaptive(small_foe("symmetric"), features=4, layers=1)
     first, second = (adaptive.init_params(SHAPE, keyed_generator("theta", seed)) for seed in (0, 1))
     assert not torch.equal(first["network.kernels_1"], second["network.kernels_1"])
+
+
+def varied_model(**settings: object) -> Model:
+    """A model whose weights differ from place to place."""
+    regularizer = {"name": "adaptive", "base": {"name": "foe", "filters": 4, "kernel_size": 5}}
+    model = toy_model(regularizer=regularizer | {"features": 4, "layers": 1}, color="gray", **settings)
+    varied = {
+        name: value + normal(*value.shape, seed=k, dtype=value.dtype) if ".network." in name else value
+        for k, (name, value) in enumerate(model.theta.items())
+    }
+    return replace(model, theta=model.problem.project(varied))
+
+
+def test_tiles_see_the_same_weights_also_of_odd_pictures() -> None:
+    noisy = noisy_picture(151, 173, channels=1)
+    model = varied_model()
+    whole, _ = Restorer(model, tol=3e-6).run(noisy)
+    tiled, report = Restorer(model, tol=3e-6, tile=110).run(noisy)
+    assert report.tiles > 3
+    assert np.abs(tiled - whole).max() < 1e-4
+    assert report.seam < 1e-4
+
+
+def test_the_overlap_of_tiles_knows_the_way_through_the_weights(adaptive: Adaptive) -> None:
+    theta, y = theta_of(adaptive), noisy(2, SHAPE)
+    lower, x, change = lower_of(adaptive, y, theta), noisy(2, SHAPE, seed=8), normal(2, *SHAPE, seed=10)
+    ahead, behind = (lower_of(adaptive, y + h * change, theta).gradient(x) for h in (1e-5, -1e-5))
+    expected = (behind - ahead) / 2e-5
+    torch.testing.assert_close(response(lower, x, change), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_layer_is_differentiable_in_the_measurements_through_the_weights() -> None:
+    model = varied_model(dtype="float64")
+    y = noisy(1, (1, 9, 11))[0].requires_grad_()
+    layer = bltoolbox.layer(model, tol=1e-11)
+    torch.autograd.gradcheck(layer, (y,), eps=1e-5, atol=1e-6, rtol=1e-5)
+
+
+def test_its_prior_has_a_proximal_map_but_no_energy_of_its_own() -> None:
+    prior = varied_model().prior()
+    y = noisy(1, (1, 12, 12)).float()
+    assert prior.prox(y, 0.5).shape == y.shape
+    with pytest.raises(BltError, match="depends on the measurements, too; use prox"):
+        prior.energy(y)

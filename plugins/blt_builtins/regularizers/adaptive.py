@@ -43,15 +43,17 @@ from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import extend, zero_mean
 from blt_builtins.regularizers.wrapped import Prepared, WrappedRegularizer, of_base
-from bltoolbox.plugin import Bound, Regularizer, Rows, Theta
+from bltoolbox.plugin import Bound, Potentials, Regularizer, Rows, Theta, keyed_generator
 
-#: Side of the kernels of the first layer, even, since they look at pairs of rows and columns; and of the others.
-_FIRST, _SIDE = 6, 3
+#: Sides of the kernels of the first layer, even, since it looks at pairs of rows and columns, and of the next ones.
+_FIRST, _NEXT = 6, 3
 #: What the first layer multiplies differences of pixels by: noise of the usual level becomes about 1.
 _GAIN = 10.0
 #: Initial weights are s(1) = 0.73.
 _INITIAL = 1.0
+#: The unit of the parameters of the network, in initial standard deviations.
 _UNIT = 0.5
+#: What the base must provide; its Hessian products must have their curvature as an attribute, too.
 _NEEDED = ("analyse", "synthesise", "majorant", "potential")
 
 
@@ -67,12 +69,13 @@ class Adaptive(WrappedRegularizer):
     def __init__(
         self,
         base: Regularizer,
-        features: Annotated[int, Gt(0), Le(512)] = 32,
-        layers: Annotated[int, Ge(0), Le(32)] = 3,
+        features: Annotated[int, Gt(0), Le(512)] = 48,
+        layers: Annotated[int, Ge(0), Le(32)] = 5,
     ) -> None:
         missing = [method for method in _NEEDED if not base.offers(method)]
-        if missing:
-            raise ValueError(f"{type(base).__name__} cannot be weighted, it has no {missing[0]}; use foe or wcfoe")
+        if missing or base.offers("guide"):
+            trouble = f"has no {missing[0]}" if missing else "adapts to images by itself"
+            raise ValueError(f"{type(base).__name__} cannot be weighted, it {trouble}; use foe or wcfoe")
         super().__init__(base)
         self.convex = base.convex  # type: ignore[misc]
         self.uniform = base.uniform
@@ -89,63 +92,38 @@ class Adaptive(WrappedRegularizer):
             return torch.randn(sides, dtype=torch.float64, generator=generator) / _UNIT
 
         n = self.features
-        params = {"network.kernels_0": normal(n, shape[0], _FIRST, _FIRST)}
-        params["network.kernels_0"] = zero_mean(params["network.kernels_0"])
-        for k in range(1, self.layers + 1):
-            params[f"network.kernels_{k}"] = normal(n, n, _SIDE, _SIDE)
-        params |= {f"network.biases_{k}": torch.zeros(n, dtype=torch.float64) for k in range(self.layers + 1)}
-        filters = self._responses(shape)
-        params["network.last"] = torch.zeros(4 * filters, n, 1, 1, dtype=torch.float64)
-        params["network.last_biases"] = torch.zeros(4 * filters, dtype=torch.float64)
-        return params
-
-    def _responses(self, shape: Sequence[int]) -> int:
-        generator = torch.Generator().manual_seed(0)
-        theta = self.base.init_params(shape, generator)
-        return self.base.analyse(self.base.prepare(theta), torch.zeros(1, *shape, dtype=torch.float64)).shape[1]
+        first = zero_mean(normal(n, shape[0], _FIRST, _FIRST))
+        kernels = [first, *(normal(n, n, _NEXT, _NEXT) for _ in range(self.layers))]
+        weights = 4 * self._responses(shape)
+        return {
+            **{f"network.kernels_{k}": layer for k, layer in enumerate(kernels)},
+            **{f"network.biases_{k}": torch.zeros(n, dtype=torch.float64) for k in range(len(kernels))},
+            "network.last": torch.zeros(weights, n, 1, 1, dtype=torch.float64),
+            "network.last_biases": torch.zeros(weights, dtype=torch.float64),
+        }
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
-        return self._centred(super().project(theta))
+        return _without_brightness(super().project(theta))
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        return self._centred(super().project_gradient(gradient))
-
-    def _centred(self, theta: dict[str, Tensor]) -> dict[str, Tensor]:
-        return theta | {"network.kernels_0": zero_mean(theta["network.kernels_0"])}
+        return _without_brightness(super().project_gradient(gradient))
 
     def guide(self, theta: Theta, start: Tensor) -> Rows:
         return {"weights": torch.sigmoid(self._network(theta, start))}
 
-    def _network(self, theta: Theta, u: Tensor) -> Tensor:
-        height, width = u.shape[2:]
-        kernels = theta["network.kernels_0"] * (_UNIT * _GAIN / math.sqrt(theta["network.kernels_0"][0].numel()))
-        # Mirrored, and by one pixel more where a side is odd.
-        seen = extend(u, _FIRST + 1, "symmetric")[:, :, 1:, 1:]
-        seen = seen[:, :, : 2 * (-(-height // 2)) + 4, : 2 * (-(-width // 2)) + 4]
-        h = F.silu(F.conv2d(seen, kernels, theta["network.biases_0"], stride=2))
-        for k in range(1, self.layers + 1):
-            kernels = theta[f"network.kernels_{k}"] * (_UNIT / math.sqrt(_SIDE**2 * self.features))
-            h = h + F.silu(F.conv2d(extend(h, _SIDE, "symmetric"), kernels, theta[f"network.biases_{k}"]))
-        last = theta["network.last"] * (_UNIT / math.sqrt(self.features))
-        out = F.conv2d(h, last, theta["network.last_biases"] * _UNIT + _INITIAL)
-        return F.pixel_shuffle(out, 2)[:, :, :height, :width]
-
     def select(self, theta: Theta, guide: Rows) -> Theta:
-        return Weighted(theta, of_base(theta), guide["weights"]) if guide else theta
+        return _Guided(theta, of_base(theta), guide["weights"]) if guide else theta
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return self.potential(theta, self.analyse(theta, x)).sum((1, 2, 3))
 
-    def potential(self, theta: Theta, t: Tensor) -> Tensor:
-        return _weighted(theta, self.base.potential(of_base(theta), t))
-
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
         t = self.analyse(theta, x)
-        return self.synthesise(theta, self.majorant(theta, t).mul_(t), x.shape[1:])
+        return self.synthesise(theta, self.majorant(theta, t) * t, x.shape[1:])
 
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
-        curvature = self.base.linearize(of_base(theta), x).curvature
-        return _Hessian(self, theta, tuple(x.shape[1:]), _weighted(theta, curvature))
+        product: Any = self.base.linearize(of_base(theta), x)
+        return _Hessian(self, theta, tuple(x.shape[1:]), _weighted(theta, product.curvature))
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         t, t_q = self.analyse(theta, torch.cat([x, q])).chunk(2)
@@ -153,6 +131,9 @@ class Adaptive(WrappedRegularizer):
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return _weighted(theta, self.base.majorant(of_base(theta), t))
+
+    def potential(self, theta: Theta, t: Tensor) -> Tensor:
+        return _weighted(theta, self.base.potential(of_base(theta), t))
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
         return self.base.lipschitz(of_base(theta), shape)
@@ -163,11 +144,44 @@ class Adaptive(WrappedRegularizer):
     def pictures(self, theta: Theta) -> Tensor | None:
         return self.base.pictures(of_base(theta))
 
-    def potentials(self, theta: Theta):
+    def potentials(self, theta: Theta) -> Potentials | None:
         return self.base.potentials(of_base(theta))
 
+    def _network(self, theta: Theta, u: Tensor) -> Tensor:
+        """N_θ(u), one row per response of the base."""
+        height, width = u.shape[2:]
+        h = _layer(theta, 0, _pairs(u), _GAIN, stride=2)
+        for k in range(1, self.layers + 1):
+            h = h + _layer(theta, k, extend(h, _NEXT, "symmetric"))
+        last = theta["network.last"] * (_UNIT / math.sqrt(self.features))
+        out = F.conv2d(h, last, _UNIT * theta["network.last_biases"] + _INITIAL)
+        return F.pixel_shuffle(out, 2)[:, :, :height, :width]
 
-class Weighted(Prepared):
+    def _responses(self, shape: Sequence[int]) -> int:
+        """The number of filters of the base."""
+        theta = self.base.prepare(self.base.init_params(shape, keyed_generator("responses")))
+        return self.base.analyse(theta, torch.zeros(1, *shape, dtype=torch.float64)).shape[1]
+
+
+def _layer(theta: Theta, k: int, seen: Tensor, gain: float = 1.0, stride: int = 1) -> Tensor:
+    """σ(V_k ⋆ seen + b_k), V_k with the standard deviation of its fan-in at first."""
+    kernels = theta[f"network.kernels_{k}"]
+    kernels = kernels * (_UNIT * gain / math.sqrt(kernels[0].numel()))
+    return F.silu(F.conv2d(seen, kernels, theta[f"network.biases_{k}"], stride=stride))
+
+
+def _pairs(u: Tensor) -> Tensor:
+    """u mirrored at its borders, so that the first layer has a row for every two rows, and one for the last if their
+    number is odd; columns alike."""
+    rows, columns = (2 * ((length + 1) // 2) + _FIRST - 2 for length in u.shape[2:])
+    return extend(u, _FIRST + 1, "symmetric")[:, :, 1 : 1 + rows, 1 : 1 + columns]
+
+
+def _without_brightness(theta: dict[str, Tensor]) -> dict[str, Tensor]:
+    return theta | {"network.kernels_0": zero_mean(theta["network.kernels_0"])}
+
+
+class _Guided(Prepared):
     """θ with the prepared parameters of the base, and the weights of the samples at hand."""
 
     def __init__(self, theta: Theta, base: Theta, weights: Tensor) -> None:
@@ -176,12 +190,12 @@ class Weighted(Prepared):
 
 
 def _weighted(theta: Theta, values: Tensor) -> Tensor:
-    return theta.weights * values if isinstance(theta, Weighted) else values
+    return theta.weights * values if isinstance(theta, _Guided) else values
 
 
 @dataclass(frozen=True)
 class _Hessian:
-    """v ↦ Cᵀ[ψ''(C x) ⊙ C v], with the weighted curvature stored."""
+    """v ↦ Cᵀ[w ⊙ ψ''(C x) ⊙ C v], with the weighted curvature stored."""
 
     regularizer: Adaptive
     theta: Theta
