@@ -114,7 +114,15 @@ class Forms:
 
 #: There is one processor per process, and so one of these.
 FORMS = Forms()
-choose_form = FORMS.choose
+
+
+def choose_form(question: str, candidates: Candidates) -> str:
+    """Which of several ways to compute the same thing this machine uses, the first one unless another is faster.
+
+    ``candidates`` compute it once, on data of a typical size. ``question`` names everything that their times depend on
+    but the machine and the number of threads; it is measured once, kept in the user's cache, and recorded in runs.
+    """
+    return FORMS.choose(question, candidates)
 
 
 def given_answers() -> dict[str, str]:
