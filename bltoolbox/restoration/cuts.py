@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 #: Half a step of 8 bits from pixel to pixel: a jump between tiles that might be seen.
 VISIBLE = 0.5 / 255
 #: Pixels on each side of a cut over which tiles fade into each other, if their overlap is twice that.
-_FADE = 8
+FADE = 8
 #: Pixels along a border whose mean jump counts: a seam is a line. What differs at single pixels is the accuracy of
 #: two solves, as it is everywhere else.
 _STRETCH = 16
@@ -47,7 +47,7 @@ class Tile:
 def fade_length(parts: Sequence[Tile], overlap: int) -> int:
     """Pixels on each side of a cut: no tile fades out before it has faded in."""
     cores = [core for tile in parts for core in (tile.core_rows, tile.core_columns)]
-    return min(_FADE, overlap // 2, *(max(0, core.stop - core.start) // 2 for core in cores))
+    return min(FADE, overlap // 2, *(max(0, core.stop - core.start) // 2 for core in cores))
 
 
 class Canvas:

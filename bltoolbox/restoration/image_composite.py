@@ -50,6 +50,8 @@ class ImageComposite:
 
     def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         lower, (prior, data) = self.lower, t
+        if (offset := lower.problem.regularizer.offset(lower.prior_theta)) is not None:
+            prior = prior - offset
         weights = lower.problem.regularizer.majorant(lower.prior_theta, prior)
         theta = lower.data_theta
         slope = lower.problem.data_term.gradient(theta, data, lower.y)

@@ -22,6 +22,7 @@ from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import keyed_generator, norm
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.cuts import FADE
 from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.theta import prepare
@@ -181,7 +182,9 @@ def measure_overlap(
         theta, strips = {name: value.double() for name, value in theta.items()}, strips.double()
     left = _reach(problem, theta, strips, around or Geometry(), level)
     below = [distance for distance in range(len(left)) if float(left[distance:].max()) <= level]
-    pixels = min(MOST, 8 * -(-below[0] // 8)) if below else MOST
+    # What a network sees ends abruptly, and tiles fade into each other beyond their cores.
+    beyond = FADE if problem.regularizer.offers("guide") else 0
+    pixels = min(MOST, 8 * -(-(below[0] + beyond) // 8)) if below else MOST
     return Overlap(pixels, float(left[pixels:].max()))
 
 

@@ -109,6 +109,13 @@ class Rescaled(Regularizer):
         # ψ_s(t) = s² ψ(t/s), so that ψ_s'(t)/t is ψ'(t/s)/(t/s).
         return self.base.majorant(theta, t / self.scale)
 
+    def offset(self, theta: Theta) -> Tensor | None:
+        offset = self.base.offset(theta)
+        return None if offset is None else self.scale * offset
+
+    def potential(self, theta: Theta, t: Tensor) -> Tensor:
+        return self.scale**2 * self.base.potential(theta, t / self.scale)
+
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
         return self.base.analysis_norm(theta, shape)
 

@@ -346,6 +346,11 @@ class Regularizer(Parametric):
         """ψ(t), entry by entry; only where ψ does not mix entries."""
         raise NotImplementedError(f"{type(self).__name__} has no potential of single entries")
 
+    def offset(self, theta: Theta) -> Tensor | None:
+        """t_0 where R = Σ ψ(Cx − t_0), in the shape of t; None, the default, for 0. ``majorant`` and ``potential``
+        receive t − t_0."""
+        return None
+
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
         """A valid upper bound on ‖C‖² for images of ``shape`` (C, H, W), or None if none is known."""
         return None

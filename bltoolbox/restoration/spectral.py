@@ -128,19 +128,24 @@ def linear_estimate(lower: ImageLower) -> Tensor:
     with detached():
         # ∇D at t = 0 is −d y, whatever the weights and the background of the data term.
         right = -lower.backward(term.gradient(lower.data_theta, torch.zeros_like(lower.y), lower.y))
-        x = start
+        x, offset = start, lower.problem.regularizer.offset(lower.prior_theta)
         for _ in range(_ROUNDS):
             _, (weights, data) = composite.touch(composite.forward(x))
             preconditioner = spectral(lower, torch.as_tensor(weights), data, always=True, majorant=True)
             if preconditioner is None:
                 return start
-            x = preconditioner.apply(right)
+            x = preconditioner.apply(right if offset is None else right + _pull(lower, weights, offset))
         # Where P is the identity but for its floor and rounding, the start is exact and x is not: a loss of zero stays
         # zero.
         same = norm(x - start) <= 2 * _FLOOR * norm(start)
         x = torch.where(expand(same, x), start, x)
     lower.counter.gradients += len(x)
     return lower.project(x)
+
+
+def _pull(lower: ImageLower, weights: Tensor, offset: Tensor) -> Tensor:
+    """CᵀW t_0."""
+    return lower.problem.regularizer.synthesise(lower.prior_theta, weights * offset, lower.shape)
 
 
 def damped_mean(curvature: Tensor, damping: float) -> Tensor:

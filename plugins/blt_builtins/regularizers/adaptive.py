@@ -1,23 +1,25 @@
-"""Another regularizer with weights that adapt to each image: a small network reads them off the measurements.
+"""Another regularizer that adapts to each image: a small network reads weights and a guess off the measurements.
 
-    R_θ(x; y) = Σ_j Σ_p w_jp ψ_j(t_jp),        t = C x,   Σ_j Σ_p ψ_j(t_jp) = the base, e.g. `foe`
-    w = s(N_θ(u)),                              s(v) = 1/(1 + e^{−v}),   u = the start of a cold solve: y in denoising
+    R_θ(x; y) = Σ_j Σ_p w_jp ψ_j(t_jp),     t = C(x − v),   Σ_j Σ_p ψ_j((Cx)_jp) = the base, e.g. `foe`
+    (w, v) = (s(N'), N''/10),               N = N_θ(u),  s(r) = 1/(1 + e^{−r}),  u = the start of a cold solve
 
-Every response of every filter has a weight of its own between 0 and 1: small where the image has an edge or a texture
-that the filter responds to, large where it is flat. N is a convolutional network on half the pixels,
+Every response of every filter has a weight of its own between 0 and 1: small where nothing is known about it, large
+where it should be zero. And what is regularized is the difference to v, a guess of what varies in the image, which is 0
+before training. N is a convolutional network on half of the rows and columns of u, which is y in denoising,
 
-    h_0 = σ(V_0 ⋆ u + b_0),   h_k = h_{k−1} + σ(V_k ⋆ h_{k−1} + b_k),   N = V_L ⋆ h_{L−1} + b_L,   σ(v) = v s(v)
+    h_0 = σ(V_0 ⋆ u + b_0),   h_k = h_{k−1} + σ(V_k ⋆ h_{k−1} + b_k),   N = V_L ⋆ h_{L−1} + b_L,   σ(r) = r s(r)
 
 V_0 has stride 2 and zero mean in each channel, since brightness should not matter; the last layer is pointwise and has
-the weights of four neighbouring pixels. Its parameters and those of the base are learned together: y is fixed while x
+the values of four neighbouring pixels. Its parameters and those of the base are learned together: y is fixed while x
 is solved for, so the hypergradient of the network is one backward pass through it.
 
-For given y nothing is lost: R is a sum of the same potentials with weights of at most 1. It is convex if the base is,
-bounds of its curvature hold, and so do the certificates of the lower level, of `foe` as well as of `wcfoe`. As a map
-from y to x̂ the reconstruction is no longer nonexpansive, since the weights change with y, too.
+For given y nothing is lost: R is a sum of the same potentials, shifted, with weights of at most 1. It is convex if the
+base is, bounds of its curvature hold, and so do the certificates of the lower level, of `foe` as well as of `wcfoe`:
+the minimiser is unique, and the distance to it is known. Nothing is promised about the map from y to x̂, which need not
+be nonexpansive, since w and v change with y, too.
 
-The parameters of the network are stored in units of their initial standard deviation times 1/2, so that steps that suit
-the base suit them. At another noise level (``--noise``) the network sees u/s, see ``Rescaled``.
+The parameters of the network are stored in units of half their initial standard deviation, so that steps that suit the
+base suit them. At another noise level (``--noise``) the network sees u/s, see ``Rescaled``.
 
 When to choose it: the most accurate regularizer here for images that are measured at every pixel, as in denoising and
 deblurring; an evaluation of the network costs as much as a few iterations.
@@ -94,7 +96,7 @@ class Adaptive(WrappedRegularizer):
         n = self.features
         first = zero_mean(normal(n, shape[0], _FIRST, _FIRST))
         kernels = [first, *(normal(n, n, _NEXT, _NEXT) for _ in range(self.layers))]
-        weights = 4 * self._responses(shape)
+        weights = 4 * (shape[0] + self._responses(shape))
         return {
             **{f"network.kernels_{k}": layer for k, layer in enumerate(kernels)},
             **{f"network.biases_{k}": torch.zeros(n, dtype=torch.float64) for k in range(len(kernels))},
@@ -109,24 +111,30 @@ class Adaptive(WrappedRegularizer):
         return _without_brightness(super().project_gradient(gradient))
 
     def guide(self, theta: Theta, start: Tensor) -> Rows:
-        return {"weights": torch.sigmoid(self._network(theta, start))}
+        out, channels = self._network(theta, start), start.shape[1]
+        return {"weights": torch.sigmoid(out[:, channels:] + _INITIAL), "guess": out[:, :channels] / _GAIN}
 
     def select(self, theta: Theta, guide: Rows) -> Theta:
-        return _Guided(theta, of_base(theta), guide["weights"]) if guide else theta
+        return _Guided(theta, guide, self.analyse(theta, guide["guess"])) if guide else theta
+
+    def offset(self, theta: Theta) -> Tensor | None:
+        return theta.offset if isinstance(theta, _Guided) else None
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
-        return self.potential(theta, self.analyse(theta, x)).sum((1, 2, 3))
+        return self.potential(theta, self._shifted(theta, self.analyse(theta, x))).sum((1, 2, 3))
 
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
-        t = self.analyse(theta, x)
+        t = self._shifted(theta, self.analyse(theta, x))
         return self.synthesise(theta, self.majorant(theta, t) * t, x.shape[1:])
 
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
-        product: Any = self.base.linearize(of_base(theta), x)
+        beyond = x - theta.guide["guess"] if isinstance(theta, _Guided) else x
+        product: Any = self.base.linearize(of_base(theta), beyond)
         return _Hessian(self, theta, tuple(x.shape[1:]), _weighted(theta, product.curvature))
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         t, t_q = self.analyse(theta, torch.cat([x, q])).chunk(2)
+        t = self._shifted(theta, t)
         return (self.majorant(theta, t) * t * t_q).flatten(1).sum(1)
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
@@ -147,14 +155,18 @@ class Adaptive(WrappedRegularizer):
     def potentials(self, theta: Theta) -> Potentials | None:
         return self.base.potentials(of_base(theta))
 
+    def _shifted(self, theta: Theta, t: Tensor) -> Tensor:
+        offset = self.offset(theta)
+        return t if offset is None else t - offset
+
     def _network(self, theta: Theta, u: Tensor) -> Tensor:
-        """N_θ(u), one row per response of the base."""
+        """N_θ(u): the channels of the guess, then those of the weights."""
         height, width = u.shape[2:]
         h = _layer(theta, 0, _pairs(u), _GAIN, stride=2)
         for k in range(1, self.layers + 1):
             h = h + _layer(theta, k, extend(h, _NEXT, "symmetric"))
         last = theta["network.last"] * (_UNIT / math.sqrt(self.features))
-        out = F.conv2d(h, last, _UNIT * theta["network.last_biases"] + _INITIAL)
+        out = F.conv2d(h, last, _UNIT * theta["network.last_biases"])
         return F.pixel_shuffle(out, 2)[:, :, :height, :width]
 
     def _responses(self, shape: Sequence[int]) -> int:
@@ -182,15 +194,16 @@ def _without_brightness(theta: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Guided(Prepared):
-    """θ with the prepared parameters of the base, and the weights of the samples at hand."""
+    """θ with the prepared parameters of the base, and for the samples at hand w, v and C v."""
 
-    def __init__(self, theta: Theta, base: Theta, weights: Tensor) -> None:
-        super().__init__(theta, base)
-        self.weights = weights
+    def __init__(self, theta: Theta, guide: Rows, offset: Tensor) -> None:
+        super().__init__(theta, of_base(theta))
+        self.guide = guide
+        self.offset = offset
 
 
 def _weighted(theta: Theta, values: Tensor) -> Tensor:
-    return theta.weights * values if isinstance(theta, _Guided) else values
+    return theta.guide["weights"] * values if isinstance(theta, _Guided) else values
 
 
 @dataclass(frozen=True)
