@@ -94,8 +94,8 @@ class ImageLower(Lower):
     def take(self, index: Tensor) -> ImageLower:
         context = {name: rows[index] for name, rows in self.context.items()}
         guide = {name: rows[index] for name, rows in self.guide.items()}
-        parts = {"y": self.y[index], "mu": self.mu[index], "ids": self.ids[index]}
-        return replace(self, context=context, read=guide, **parts)
+        y, mu, ids = self.y[index], self.mu[index], self.ids[index]
+        return replace(self, y=y, mu=mu, context=context, ids=ids, read=guide)
 
     def at_theta(self, theta: Theta) -> ImageLower:
         return replace(self, at=replace(self.at, theta=dict(theta)), read=None)

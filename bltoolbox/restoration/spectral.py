@@ -130,8 +130,9 @@ def linear_estimate(lower: ImageLower) -> Tensor:
         right = -lower.backward(term.gradient(lower.data_theta, torch.zeros_like(lower.y), lower.y))
         x, offset = start, lower.problem.regularizer.offset(lower.prior_theta)
         for _ in range(_ROUNDS):
-            _, (weights, data) = composite.touch(composite.forward(x))
-            preconditioner = spectral(lower, torch.as_tensor(weights), data, always=True, majorant=True)
+            _, (prior, data) = composite.touch(composite.forward(x))
+            weights = torch.as_tensor(prior)
+            preconditioner = spectral(lower, weights, data, always=True, majorant=True)
             if preconditioner is None:
                 return start
             x = preconditioner.apply(right if offset is None else right + _pull(lower, weights, offset))
