@@ -20,6 +20,11 @@ from preloaded import BLT as BLT
 # than it brings. The same number of threads also makes results comparable bit for bit.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Python as users have it. Without bytecode, each of the hundreds of processes would compile the toolbox anew.
+for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
+    os.environ.pop(variable, None)
+sys.dont_write_bytecode = False
+
 # The same examples in every run, however busy the machine; explore with --hypothesis-profile=default.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
