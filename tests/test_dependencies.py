@@ -55,7 +55,11 @@ def imports(path: Path) -> Iterator[Import]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "client_package":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "client_package"
+        ):
             names = [ast.literal_eval(node.args[0])]
         for name in names:
             yield Import(name, f"{path.relative_to(ROOT)}:{node.lineno}", eager, guarded)  # type: ignore[attr-defined]

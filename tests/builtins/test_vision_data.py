@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from commands import Call, caller
 from PIL import Image
 from test_download import Server, archive, server
 
@@ -22,7 +21,6 @@ from bltoolbox.errors import MissingError
 
 __all__ = ["server"]
 
-Blt = Callable[..., subprocess.CompletedProcess[str]]
 COUNTS = {"train": 6, "test": 5, "unlabeled": 9}
 
 
@@ -249,24 +247,31 @@ def test_torchvision_that_cannot_be_used(
     assert "\n" not in str(caught.value) and caught.value.exit_code == 4
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """``blt`` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return caller("", capfd)
+
+
 @pytest.mark.parametrize("name", ["stl10", "oxford-pets"])
-def test_missing_files_from_the_command_line(name: str, tmp_path: Path, blt: Blt) -> None:
+def test_missing_files_from_the_command_line(name: str, tmp_path: Path, here: Call) -> None:
     recipe = f"data: {{name: {name}, path: here}}\nregularizer: {{name: tv}}\nbudget: {{steps: 1}}\n"
     (tmp_path / "r.yaml").write_text(recipe)
-    done = blt("run", "r.yaml", "-o", "out", cwd=tmp_path)
+    done = here("run", "r.yaml", "-o", "out")
     assert done.returncode == 4
     assert done.stderr.startswith(f"error: {name}: there is no here/") and "set download: true" in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "here").exists()
     # Validation looks at the recipe, not at the disk.
-    assert blt("validate", "r.yaml", cwd=tmp_path).returncode == 0
+    assert here("validate", "r.yaml").returncode == 0
 
 
-def test_a_run_on_stl10(stl10: Path, tmp_path: Path, blt: Blt) -> None:
+def test_a_run_on_stl10(stl10: Path, tmp_path: Path, here: Call) -> None:
     recipe = (
         "data: {name: stl10, path: ., split: unlabeled, verify: false}\nevaluation: {name: stl10, path: ., split: test,"
         " count: 1, verify: false}\nregularizer: {name: tv}\nsampler: {size: 2}\nvalidation: {count: 2, checks: 1}\n"
         "budget: {steps: 1}\nworkers: 2\n"
     )
     (tmp_path / "r.yaml").write_text(recipe)
-    done = blt("run", "r.yaml", "-o", "out", "-q", "--json", cwd=tmp_path)
+    done = here("run", "r.yaml", "-o", "out", "-q", "--json")
     assert done.returncode == 0, done.stderr
