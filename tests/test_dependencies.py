@@ -70,9 +70,12 @@ def imports(path: Path) -> Iterator[Import]:
         if isinstance(node, ast.Try):
             guarded = guarded or any("ImportError" in ast.unparse(handler) for handler in node.handlers)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, eager, guarded)
+            if calls or not isinstance(child, ast.expr):
+                yield from visit(child, eager, guarded)
 
-    yield from visit(ast.parse(path.read_text()), eager=True, guarded=False)
+    text = path.read_text()
+    calls = "client_package" in text  # of interest within expressions, which hold no import otherwise
+    yield from visit(ast.parse(text), eager=True, guarded=False)
 
 
 @functools.cache
