@@ -392,5 +392,12 @@ def replace_operator(model: Model, section: dict[str, Any], registry: Registry |
 
 
 def _with_operator(model: Model, operator: Operator, recipe: Recipe) -> Model:
+    regularizer, own = model.problem.regularizer, model.problem.operator
+    if regularizer.offers("guide") and type(operator) is not type(own):
+        raise UsageError(
+            f"regularizer {model.recipe.regularizer.name!r} reads measurements of operator"
+            f" {model.recipe.operator.name!r} and knows no others; use a model that does not adapt, such as"
+            " denoise-color-foe, or train one with this operator"
+        )
     theta = {name: value for name, value in model.theta.items() if not name.startswith("operator.")}
     return replace(model, problem=replace(model.problem, operator=operator), theta=theta, recipe=recipe)

@@ -19,7 +19,7 @@ from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
 from bltoolbox import load_recipe, run
 from bltoolbox.config.registry import load_registry
-from bltoolbox.errors import BltError, RecipeError
+from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.plugin import Regularizer, keyed_generator
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.image_lower import ImageLower
@@ -234,6 +234,11 @@ def test_a_layer_is_differentiable_in_the_measurements_through_the_weights() -> 
     y = noisy(1, (1, 9, 11))[0].requires_grad_()
     layer = bltoolbox.layer(model, tol=1e-11)
     torch.autograd.gradcheck(layer, (y,), eps=1e-5, atol=1e-6, rtol=1e-5)
+
+
+def test_another_operator_needs_another_model() -> None:
+    with pytest.raises(UsageError, match="reads measurements of operator 'identity' and knows no others"):
+        varied_model().with_operator("blur")
 
 
 def test_its_prior_has_a_proximal_map_but_no_energy_of_its_own() -> None:
