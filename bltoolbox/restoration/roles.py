@@ -327,6 +327,10 @@ class Regularizer(Parametric):
         """w(t) = ψ'(t)/t, the curvature of the parabola above ψ that touches it at t; ∇R = Cᵀ(w(t)·t)."""
         raise NotImplementedError(f"{type(self).__name__} has no majorant")
 
+    def pointwise_majorant(self, theta: Theta) -> Callable[[Tensor], Tensor] | None:
+        """t ↦ w(t) where it treats each entry of t by itself and can be compiled; None where it does not."""
+        return None
+
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
         """A valid upper bound on ‖C‖² for images of ``shape`` (C, H, W), or None if none is known."""
         return None

@@ -186,6 +186,9 @@ class FieldOfExperts(Regularizer):
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return self._form(theta).of.weights(t)
 
+    def pointwise_majorant(self, theta: Theta) -> Callable[[Tensor], Tensor] | None:
+        return self._form(theta).of.weights
+
     def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor:
         return self._form(theta).bank.symbol(curvature, shape)
 
