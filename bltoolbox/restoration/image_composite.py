@@ -40,12 +40,12 @@ class ImageComposite:
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         lower = self.lower
-        prior = lower.problem.regularizer.analyse(lower.at.prepared["regularizer"], x)
+        prior = lower.problem.regularizer.analyse(lower.prior_theta, x)
         return prior, lower.forward(x)
 
     def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
         lower, (prior, data) = self.lower, t
-        image = lower.problem.regularizer.synthesise(lower.at.prepared["regularizer"], prior, lower.shape)
+        image = lower.problem.regularizer.synthesise(lower.prior_theta, prior, lower.shape)
         back = lower.backward(data)
         # Where A is the identity, the slopes of the data term are at hand to be written to.
         return data.add_(image) if back is data else image + back
@@ -55,7 +55,9 @@ class ImageComposite:
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         lower, (prior, data) = self.lower, t
         if first is None:
-            weights = lower.problem.regularizer.majorant(lower.at.prepared["regularizer"], prior)
+            if (offset := lower.problem.regularizer.offset(lower.prior_theta)) is not None:
+                prior = prior - offset
+            weights = lower.problem.regularizer.majorant(lower.prior_theta, prior)
             first = weights * prior, weights
         theta = lower.data_theta
         slope = lower.problem.data_term.gradient(theta, data, lower.y)
@@ -63,7 +65,8 @@ class ImageComposite:
         return (first[0], slope), (first[1], curvature)
 
     def majorant(self) -> Callable[[Tensor], Tensor] | None:
-        return self.lower.problem.regularizer.pointwise_majorant(self.lower.at.prepared["regularizer"])
+        regularizer, theta = self.lower.problem.regularizer, self.lower.prior_theta
+        return None if regularizer.offset(theta) is not None else regularizer.pointwise_majorant(theta)
 
     def preconditioner(
         self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0

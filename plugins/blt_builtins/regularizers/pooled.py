@@ -72,6 +72,7 @@ class PooledExperts(FieldOfExperts):
     pairing_gradients = Regularizer.pairing_gradients
     constants = Regularizer.constants
     pointwise_majorant = Regularizer.pointwise_majorant
+    potential = Regularizer.potential
 
     def __init__(
         self,
@@ -125,6 +126,7 @@ class WeaklyConvexPooledExperts(WeaklyConvexExperts):
     """
 
     pointwise_majorant = Regularizer.pointwise_majorant
+    potential = Regularizer.potential
 
     def __init__(
         self,
