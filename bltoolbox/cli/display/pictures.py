@@ -100,6 +100,8 @@ def picture_line(outcome: Outcome) -> str:
     facts = [] if outcome.noise is None else [f"noise {show_noise(outcome.noise)}{how}"]
     if (outcome.tiles or 1) > 1:
         facts.append(f"{outcome.tiles} tiles overlapping by {outcome.overlap} pixels")
+    if outcome.distance is not None:
+        facts.append(f"certified within {255 * outcome.distance:.2g}/255 of the minimiser")
     return ": ".join(
         filter(None, (f"{outcome.input} → {outcome.output}", "; ".join([*facts, *outcome.notes])))
     )
