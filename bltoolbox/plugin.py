@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from bltoolbox.errors import BltError as BltError
     from bltoolbox.errors import MissingError as MissingError
     from bltoolbox.errors import NumericalError as NumericalError
+    from bltoolbox.restoration.forms import choose_form as choose_form
     from bltoolbox.restoration.layout import image_layout as image_layout
     from bltoolbox.restoration.layout import to_gray as to_gray
     from bltoolbox.restoration.model import Model as Model
@@ -214,6 +215,7 @@ _HOME = {
         "read_text",
     ),
     "bltoolbox.errors": ("BltError", "MissingError", "NumericalError"),
+    "bltoolbox.restoration.forms": ("choose_form",),
     "bltoolbox.restoration.layout": ("image_layout", "to_gray"),
     "bltoolbox.restoration.model": ("Model",),
     "bltoolbox.restoration.npy": ("map_array", "read_array"),

@@ -52,7 +52,8 @@ def cached_signature(target: str, load: Callable[[], type[Any]], owner: str) -> 
     except Undescribable as error:
         raise MissingError(f"{owner} cannot be used: {error}") from error
     if entry is not None and fresh:
-        _write(entry, signature, {file: _digest(file) for file in _files(cls)})
+        files = {file: _digest(file) for file in _files(cls)}
+        write_entry(entry, {"files": files, "signature": signature.to_json()})
     return signature
 
 
@@ -99,9 +100,10 @@ def _read(entry: Path) -> Signature | None:
         return None
 
 
-def _write(entry: Path, signature: Signature, files: dict[str, str]) -> None:
+def write_entry(entry: Path, content: Any) -> None:
+    """Replace a file of the cache atomically; nothing happens where that is impossible."""
     try:
-        text = json.dumps({"files": files, "signature": signature.to_json()})
+        text = json.dumps(content)
         entry.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")
     except (OSError, TypeError, ValueError):

@@ -30,6 +30,7 @@ from bltoolbox.config.registry import Registry, load_registry
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.evaluation import deciding
+from bltoolbox.restoration.forms import FORMS
 from bltoolbox.restoration.from_recipe import build, build_evaluation_solver, refusal
 from bltoolbox.restoration.roles import Data
 from bltoolbox.restoration.theta_file import read_theta
@@ -76,6 +77,8 @@ def assemble(
         raise refusal(recipe, "on_divergence", f"{name!r} cannot shorten its steps; use stop or skip-batch")
     sampler_state = _start_sampler(recipe, parts["sampler"], len(train))
     theta = _initial_theta(recipe, problem, like)
+    if ranks.size > 1:
+        _agree_on_forms(train, theta, ranks)
     if isinstance(problem, Variational):
         check_images(recipe, problem, theta)
     if recipe.validation.patience is not None and problem.penalty(theta) is not None:
@@ -216,6 +219,18 @@ def _refuse_certified(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> No
         reason = f"the loss {loss} depends on θ"
     message = f"there is no certified error bound where {reason}; use bound: estimated"
     raise refusal(recipe, "certificates.bound", message)
+
+
+def _agree_on_forms(tasks: Tasks, theta: Theta, ranks: Ranks) -> None:
+    """All ranks use the forms of the first one, which chooses them while the others wait."""
+
+    def choose() -> dict[str, str]:
+        if ranks.first:
+            lower, _ = tasks.at(theta, Counter()).on([0])
+            lower.gradient(lower.start())
+        return FORMS.answers
+
+    FORMS.adopt(ranks.each("forms", choose)[0], closed=True)
 
 
 def _account_for_memory(recipe: Recipe, oracle: BilevelOracle, theta: Theta) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bltoolbox.bilevel.events import Listener
 from bltoolbox.config.names import METRICS_LOG
+from bltoolbox.restoration.forms import FORMS
 from bltoolbox.restoration.results import RunResult
 from bltoolbox.runs.logs import LARGEST, read_lines
 from bltoolbox.training.experiment import Experiment
@@ -46,7 +47,7 @@ def _run(
     lengths: Mapping[str, int],
 ) -> RunResult:
     recorder = Recorder(directory, experiment)
-    with directory.logging(experiment.recipe, lengths):
+    with directory.logging(experiment.recipe, lengths), FORMS.recorded(recorder.forms_chosen):
         history: list[dict[str, Any]] = []
         if content is not None and directory.ranks.first:
             history, notes = _history(directory)

@@ -19,6 +19,7 @@ from bltoolbox.config.names import (
     TIMINGS_LOG,
     theta_name,
 )
+from bltoolbox.restoration.forms import FORMS
 from bltoolbox.restoration.results import Check, RunResult
 from bltoolbox.runs.files import json_line
 from bltoolbox.training.environment import environment
@@ -32,14 +33,21 @@ class Recorder(Listener):
     def __init__(self, directory: RunDirectory, experiment: Experiment) -> None:
         self.directory = directory
         self.experiment = experiment
+        self._environment: dict[str, Any] | None = None
 
     def started(self, experiment: Experiment) -> None:
-        self.directory.write_json(ENV_FILE, environment(experiment))
+        self._environment = environment(experiment)
+        self.forms_chosen(FORMS.answers)
         self._status({"status": "running"})
         self.directory.log(
             f"started: {experiment.recipe.name}, {experiment.train.device},"
             f" {len(experiment.train)} training {'images' if experiment.recipe.of_images else 'tasks'}"
         )
+
+    def forms_chosen(self, answers: Mapping[str, str]) -> None:
+        """Forms are chosen when they are first needed, and a resumed run uses them from the start."""
+        if self._environment is not None:
+            self.directory.write_json(ENV_FILE, self._environment | {"forms": dict(answers)})
 
     def phase(self, sentence: str) -> None:
         self.directory.log(sentence)

@@ -22,6 +22,8 @@ from bltoolbox.config.registry import Registry
 from bltoolbox.config.sections import Budget
 from bltoolbox.distributed.ranks import ALONE, Ranks
 from bltoolbox.errors import BltError, UsageError
+from bltoolbox.restoration.forms import FORMS, given_answers
+from bltoolbox.restoration.forms import VARIABLE as FORMS_VARIABLE
 from bltoolbox.restoration.python_data import stand_in
 from bltoolbox.restoration.roles import Data
 from bltoolbox.runs.history import is_run
@@ -58,7 +60,7 @@ def reopen(
     directory = RunDirectory(path, ranks=ranks)
     # Before the lock, which would leave a file in a folder that is not a run directory.
     ranks.each("run directory there", lambda: _refuse_other(path))
-    with directory.held():
+    with directory.held(), FORMS.restored():
         assembled = ranks.in_step(
             "reopening", lambda: _assemble(path, overrides, registry, ranks, given or {})
         )
@@ -81,6 +83,7 @@ def _assemble(
     name = str(read_environment(path).get("recipe") or path.resolve().parent.name)
     recipe = replace(recipe, text=text, name=name)
     summary = _summary(path) if recipe.budget == before.budget else None
+    _use_same_forms(path, ranks)
     experiment = assemble(recipe, registry, ranks, given)
     if summary is None:
         _refuse_other_images(path, experiment)
@@ -151,6 +154,27 @@ def _warn_unless_exact(path: Path, experiment: Experiment) -> None:
             "%s: another %s than before, so the resumed run agrees with an uninterrupted one up to rounding only",
             path,
             " and ".join(name.replace("_", " ") for name in changed),
+        )
+    elif "threads" in changed and before.get("forms"):
+        log.warning(
+            "%s: another number of threads than before, for which forms are chosen anew, so the resumed run agrees with"
+            " an uninterrupted one up to rounding only",
+            path,
+        )
+
+
+def _use_same_forms(path: Path, ranks: Ranks) -> None:
+    """Forms are part of a run; one that recorded none used the defaults."""
+    recorded = read_environment(path).get("forms")
+    forms = {str(key): str(form) for key, form in recorded.items()} if isinstance(recorded, dict) else {}
+    FORMS.adopt(forms, closed=recorded is None or ranks.size > 1)
+    wanted = given_answers().items()
+    if changed := [question for question, form in wanted if forms.get(question, form) != form]:
+        log.warning(
+            "%s: the resumed run uses the form it was started with for %s, whatever %s says",
+            path,
+            " and ".join(changed),
+            FORMS_VARIABLE,
         )
 
 
