@@ -109,7 +109,8 @@ def _inner(rows: list[Tensor], v: Tensor) -> Tensor:
 
 def _added(v: Tensor, rows: list[Tensor], coefficients: Tensor) -> Tensor:
     """v + Σ_i coefficients_i rows_i, a new tensor."""
-    total = v.clone()
-    for row, coefficient in zip(rows, coefficients.to(v.dtype).unbind(1), strict=True):
+    first, *others = coefficients.to(v.dtype).unbind(1)
+    total = torch.addcmul(v, rows[0], first)
+    for row, coefficient in zip(rows[1:], others, strict=True):
         total.addcmul_(row, coefficient)
     return total
