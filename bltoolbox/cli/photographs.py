@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bltoolbox.cli.common import print_json, say
+from bltoolbox.cli.common import print_json, say, show
 from bltoolbox.cli.display.tables import print_rows
 from bltoolbox.errors import UsageError
 
@@ -58,6 +58,10 @@ def evaluate_on_photographs(
         return
     for chosen in metrics:
         _print(rows, chosen, f"{chosen.title}, noise {show_noise(sigma)}, seed {seed}")
+    spent = {
+        method: sum(row.seconds[method] for row in rows) for method in rows[0].metrics if method != "noisy"
+    }
+    show("seconds: " + ", ".join(f"{method} {seconds:.1f}" for method, seconds in spent.items()))
 
 
 def _print(rows: Sequence[Photograph], metric: ImageMetric, title: str) -> None:

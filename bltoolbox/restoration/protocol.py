@@ -27,7 +27,7 @@ from bltoolbox.bilevel.tensors import detached, keyed_generator
 from bltoolbox.config.block import Block
 from bltoolbox.config.registry import Registry
 from bltoolbox.config.wording import did_you_mean
-from bltoolbox.errors import BltError, MissingError, UsageError
+from bltoolbox.errors import MissingError, UsageError
 from bltoolbox.restoration.layout import LUMA
 from bltoolbox.restoration.metrics import UNIT, ImageMetric
 from bltoolbox.restoration.model import Model
@@ -77,6 +77,7 @@ def compare_on_photographs(
         )
     methods = {label: _restoring(restorer, sigma)}
     methods |= {name: _baseline(name, model, sigma, registry) for name in against}
+    _refuse_misfits(paths, model.channels)
     for number, path in enumerate(paths):
         started(number, len(paths), path.name)
         truth = _truth(path, model.channels)
@@ -95,17 +96,35 @@ def find_photographs(folder: Path) -> list[Path]:
     return paths
 
 
+def _refuse_misfits(paths: Sequence[Path], channels: int) -> None:
+    """Before anything is restored: the means of some of the pictures would look like those of all."""
+    misfits = [f"{path.name} is {kind}" for path in paths if (kind := _misfit(path, channels)) is not None]
+    if misfits:
+        fits = {1: "gray models take gray or RGB pictures", 3: "colour models take RGB pictures"}
+        raise UsageError(
+            f"--images: {len(misfits)} of {len(paths)} pictures cannot be used: {', '.join(misfits)};"
+            f" {fits.get(channels, f'the model takes {channels} channels')}, so move or convert these"
+        )
+
+
+def _misfit(path: Path, channels: int) -> str | None:
+    """What kind of picture it is, if the model cannot take it; unreadable files are an error of their own."""
+    picture = read_picture(path)
+    count = picture.colours.shape[2]
+    if picture.kind == "cmyk":
+        return "CMYK"
+    if count == channels or (channels, count) == (1, 3):
+        return None
+    return {1: "gray", 3: "RGB"}.get(count, f"of {count} channels")
+
+
 def _truth(path: Path, channels: int) -> NDArray[np.float64]:
     """x* in [0, 1], H×W×C."""
-    picture = read_picture(path)
-    pixels = picture.colours
+    pixels = read_picture(path).colours
     top = float(np.iinfo(pixels.dtype).max) if pixels.dtype.kind == "u" else 1.0
     if channels == 1 and pixels.shape[2] == 3:
         luma = (pixels.astype(np.float64) @ np.array(LUMA))[..., None]
         return (np.floor(luma + 0.5) if top > 1 else luma) / top
-    if pixels.shape[2] != channels or picture.kind == "cmyk":
-        kind = {1: "gray", 3: "colour"}.get(channels, f"{channels} channels")
-        raise BltError(f"{path} does not fit the model, which is for {kind} images; use another model")
     return pixels.astype(np.float64) / top
 
 

@@ -2,8 +2,8 @@
 
 From runs of θ ← θ − αz with ‖∇f(θ_t)‖², f(θ_t), V(θ_t) and ‖z − ∇f_v‖² at every step, all against exact gradients:
 
-* L is the largest ‖∇f(θ_{t+1}) − ∇f(θ_t)‖/‖θ_{t+1} − θ_t‖ of all steps of all runs: the descent lemma needs it
-  there;
+* L is the larger of ‖∇f(θ_{t+1}) − ∇f(θ_t)‖/‖d‖ and 2(f(θ_{t+1}) − f(θ_t) − ⟨∇f(θ_t), d⟩)/‖d‖², d = θ_{t+1} − θ_t,
+  over all steps of all runs: with the second, the descent lemma holds at each of them, which is where the proof uses L;
 * f_inf is the smallest f of all runs;
 * A and C are the pair with the smallest bound among those that hold at all points;
 * E‖e‖² and E‖∇f‖² are means over runs with other draws.
@@ -43,13 +43,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One run: ‖∇f‖², f and V before every step, ‖e‖² of every step, and the largest secant of ∇f."""
+    """One run: ‖∇f‖², f and V before every step, ‖e‖² of every step, and the smallest L that fits its steps."""
 
     squares: tuple[float, ...]
     values: tuple[float, ...]
     variances: tuple[float, ...]
     errors: tuple[float, ...]
-    secant: float
+    lipschitz: float
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def evaluate(
     name: str, tasks: int, steps: int, results: Sequence[tuple[Setting, float, list[Trajectory]]]
 ) -> Theory:
     runs = [run for _, _, runs in results for run in runs]
-    lipschitz = max(run.secant for run in runs)
+    lipschitz = max(run.lipschitz for run in runs)
     least = min(min(run.values) for run in runs)
     gap = runs[0].values[0] - least
     points = [(value - least, v) for run in runs for value, v in zip(run.values, run.variances, strict=False)]

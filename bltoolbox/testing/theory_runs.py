@@ -107,7 +107,7 @@ class Bench:
         """θ_0, …, θ_T with batches drawn from the seed."""
         oracle, exact, theta = self.oracle(), self.exact(), self.theta
         generator = keyed_generator("theory", seed)
-        here, seen, errors, secant = exact.at(theta), list[Gradients](), list[float](), 0.0
+        here, seen, errors, lipschitz = exact.at(theta), list[Gradients](), list[float](), 0.0
         for t in range(self.steps):
             ids = torch.randperm(self.tasks, generator=generator)[: setting.batch].tolist()
             efforts = (Accuracy(setting.at(t) * size) for size in (self.scales.distance, self.scales.slope))
@@ -116,17 +116,24 @@ class Bench:
             seen.append(here)
             theta = self.moved(theta, z, step)
             there = exact.at(theta)
-            length = step * theta_norm(z.values())
-            if length > 0:
-                secant = max(secant, float((there.mean - here.mean).norm()) / length)
+            lipschitz = max(lipschitz, steepness(here, there, -step * flatten(z, theta)))
             here = there
         return Trajectory(
             tuple(float(point.mean.square().sum()) for point in seen),
             tuple(point.value for point in (*seen, here)),
             tuple(point.variance for point in seen),
             tuple(errors),
-            secant,
+            lipschitz,
         )
+
+
+def steepness(here: Gradients, there: Gradients, d: Tensor) -> float:
+    """The smallest L that fits a step d: as a Lipschitz constant of ∇f, and in the descent lemma."""
+    length = float(d.norm())
+    if length == 0:
+        return 0.0
+    excess = there.value - here.value - float(here.mean @ d)
+    return max(float((there.mean - here.mean).norm()) / length, 2 * excess / length**2)
 
 
 def _unflatten(vector: Tensor, like: Theta) -> dict[str, Tensor]:

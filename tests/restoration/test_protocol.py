@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from PIL import Image
 from toy_models import as_bytes, clean_picture, toy_model
 
 from bltoolbox.config.registry import load_registry
-from bltoolbox.errors import BltError, UsageError
+from bltoolbox.errors import UsageError
 from bltoolbox.restoration.layout import LUMA
 from bltoolbox.restoration.metrics import METRICS, psnr
 from bltoolbox.restoration.model import Model
@@ -83,8 +84,38 @@ def test_gray_models_see_the_luma(folder: Path, tmp_path: Path) -> None:
     gray = toy_model(color="gray")
     (expected,) = table(gray, tmp_path)
     assert table(gray, folder)[0].metrics == expected.metrics
-    with pytest.raises(BltError, match="is for colour images"):
-        table(toy_model(), tmp_path)
+
+
+def test_pictures_that_do_not_fit_are_named_before_anything_is_restored(folder: Path, tmp_path: Path) -> None:
+    for path in folder.glob("*.png"):
+        shutil.copy(path, tmp_path / path.name)
+    picture = Image.open(folder / "a.png")
+    picture.convert("L").save(tmp_path / "gray.png")
+    picture.convert("CMYK").save(tmp_path / "print.jpg")
+    began: list[str] = []
+    for model, named in (
+        (
+            toy_model(),
+            "2 of 4 pictures cannot be used: gray.png is gray, print.jpg is CMYK; colour models take RGB",
+        ),
+        (
+            toy_model(color="gray"),
+            "1 of 4 pictures cannot be used: print.jpg is CMYK; gray models take gray or RGB",
+        ),
+    ):
+        rows = compare_on_photographs(
+            model,
+            "toy",
+            tmp_path,
+            SIGMA,
+            [METRICS["psnr"]],
+            (),
+            load_registry(),
+            started=lambda *_: began.append(""),
+        )
+        with pytest.raises(UsageError, match=named):
+            list(rows)
+    assert not began
 
 
 def test_baselines(folder: Path) -> None:
@@ -121,6 +152,7 @@ def test_the_command(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["image", "size", "toy", "noisy"] in lines and "PSNR" in done.stdout and "SSIM" in done.stdout
+    assert lines[-1][:2] == ["seconds:", "toy"]
     facts = json.loads(blt(*words, "--json", "--metric", "psnr").stdout)
     assert facts["noise"] == SIGMA and list(facts["mean"]) == ["psnr"]
     assert [row["image"] for row in facts["photographs"]] == ["a.png", "b.png"]

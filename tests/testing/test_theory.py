@@ -28,9 +28,9 @@ from bltoolbox.bilevel.roles import Problem
 from bltoolbox.bilevel.tasks import Tasks, TensorTasks
 from bltoolbox.errors import UsageError
 from bltoolbox.testing.convergence_bound import ExpectedSmoothness, order_of, sampling_factor, tightest
-from bltoolbox.testing.exact_gradients import ExactGradients
+from bltoolbox.testing.exact_gradients import ExactGradients, Gradients
 from bltoolbox.testing.theory import Setting, Theory, Trajectory, evaluate
-from bltoolbox.testing.theory_runs import Bench, measure
+from bltoolbox.testing.theory_runs import Bench, measure, steepness
 
 torch.set_num_threads(1)
 
@@ -115,7 +115,7 @@ def test_exact_gradients_are_those_of_the_closed_form() -> None:
         gradients = exact.at(theta)
         torch.testing.assert_close(gradients.rows, S * (theta["w"] - CENTRES), rtol=1e-5, atol=1e-5)
         value = float(S / 2 * (theta["w"] - CENTRES).square().sum(1).mean())
-        assert gradients.value == pytest.approx(value, rel=1e-5)
+        assert gradients.value == pytest.approx(value, rel=1e-11), "the error of x̃ enters squared"
         assert gradients.variance == pytest.approx(VARIANCE, rel=1e-5)
 
 
@@ -150,6 +150,98 @@ def test_the_bound_holds_and_its_floor_follows_the_accuracy(theory: Theory) -> N
     assert theory.error_order == pytest.approx(2, abs=0.5)
     summable = theory.curves[-1]
     assert summable.floor[-1] < 0.5 * summable.floor[4] < summable.floor[0]
+
+
+def test_the_step_decides_which_lipschitz_constant_is_needed() -> None:
+    """On f = −cos θ a step over a whole period has a vanishing secant, and the descent lemma still needs L = 1/π."""
+
+    def at(angle: float) -> Gradients:
+        return Gradients(-math.cos(angle), torch.tensor([[math.sin(angle)]], dtype=torch.float64))
+
+    def needed(start: float, step: float) -> float:
+        return steepness(at(start), at(start + step), torch.tensor([step], dtype=torch.float64))
+
+    assert needed(math.pi / 2, -2 * math.pi) == pytest.approx(1 / math.pi)
+    assert needed(0.0, 1e-3) == pytest.approx(1.0, rel=1e-5)
+    assert needed(0.0, 0.0) == 0.0
+
+
+@dataclass(frozen=True)
+class Parabolas:
+    """f_i = (s_i/2)(θ − a_i)², batches of one, an error of fixed length that opposes ∇f; means by enumeration."""
+
+    slopes: tuple[float, ...] = (1.0, 2.0, 6.0)
+    centres: tuple[float, ...] = (-1.0, 0.5, 0.8)
+
+    def gradient(self, i: int, theta: float) -> float:
+        return self.slopes[i] * (theta - self.centres[i])
+
+    def mean(self, theta: float) -> float:
+        return sum(self.gradient(i, theta) for i in range(3)) / 3
+
+    @property
+    def lipschitz(self) -> float:
+        return sum(self.slopes) / 3
+
+    @property
+    def minimiser(self) -> float:
+        return sum(s * a for s, a in zip(self.slopes, self.centres, strict=True)) / sum(self.slopes)
+
+    def constants(self, slope: float) -> ExpectedSmoothness:
+        """C = max_θ V − 2A(f − f_inf), a concave parabola in θ for A large enough."""
+        spread = sum((s - self.lipschitz) ** 2 for s in self.slopes) / 3
+        at = self.minimiser
+        noise = [self.gradient(i, at) for i in range(3)]
+        linear = 2 * sum(n * (s - self.lipschitz) for n, s in zip(noise, self.slopes, strict=True)) / 3
+        concave = slope * self.lipschitz - spread
+        assert concave > 0
+        offset = sum(n * n for n in noise) / 3 + linear**2 / (4 * concave)
+        return ExpectedSmoothness(self.lipschitz, slope, offset)
+
+    def squares(self, start: float, step: float, error: float, count: int) -> list[float]:
+        """E‖∇f(θ_t)‖² over all 3^t sequences of batches."""
+        thetas, means = [start], []
+        for _ in range(count):
+            means.append(sum(self.mean(theta) ** 2 for theta in thetas) / len(thetas))
+            thetas = [
+                theta - step * (self.gradient(i, theta) - math.copysign(error, self.mean(theta)))
+                for theta in thetas
+                for i in range(3)
+            ]
+        return means
+
+
+@pytest.mark.parametrize("error", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("fraction", [1.0, 0.3])
+def test_the_bound_holds_for_every_start_when_all_batches_are_enumerated(
+    error: float, fraction: float
+) -> None:
+    problem = Parabolas()
+    for slope in (1.2, 2.0, 8.0):
+        constants = problem.constants(slope * problem.lipschitz)
+        step = fraction * constants.longest_step()
+        for away in (0.0, 0.05, 0.5, 3.0):
+            start = problem.minimiser + away
+            gap = problem.lipschitz / 2 * away**2
+            squares = problem.squares(start, step, error, 8)
+            for count in range(1, 9):
+                bound = constants.fixed(step, gap, error**2, count)
+                assert min(squares[:count]) <= bound.total
+
+
+def test_no_part_of_the_bound_can_be_left_out() -> None:
+    problem = Parabolas()
+    constants = problem.constants(2 * problem.lipschitz)
+    step, error = 0.1 * constants.longest_step(), 1.0
+    # An error as long as ∇f cancels it, so that θ drifts by the batches alone: min E‖∇f‖² stays near ‖e‖².
+    away = error / problem.lipschitz
+    gap, stuck = problem.lipschitz / 2 * away**2, problem.minimiser + away
+    bound, left = constants.fixed(step, gap, error**2, 8), min(problem.squares(stuck, step, error, 8))
+    assert 0.9 * error**2 < left < bound.error
+    # Near the minimiser, with exact solutions, only the noise of batches is left.
+    squares = problem.squares(problem.minimiser, 10 * step, 0.0, 8)
+    assert 0 < squares[-1] < constants.fixed(10 * step, 0.0, 0.0, 8).noise
+    assert constants.fixed(10 * step, 0.0, 0.0, 8).start == 0
 
 
 def test_the_bound_of_a_known_sequence_is_sharp_to_its_constants() -> None:
