@@ -93,6 +93,7 @@ OFFERS = {
     "pairing_gradients": "mixed derivatives sample by sample",
     "penalty": "a penalty on θ",
     "persists": "warm starts beside x",
+    "quick": "another solver for pictures",
     "pictures": "pictures of what was learned",
     "potential_sum": "values of its potential",
     "potentials": "curves of its potentials",
