@@ -22,6 +22,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Nothing is measured, so that the last bits of results do not depend on how busy the machine was.
 os.environ["BLT_FORMS"] = "default"
 
+# Python as users have it. Without bytecode, each of the hundreds of processes would compile the toolbox anew.
+for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
+    os.environ.pop(variable, None)
+sys.dont_write_bytecode = False
+
 # The same examples in every run, however busy the machine; explore with --hypothesis-profile=default.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,10 +41,11 @@ def follow(guide: Path, tools: Path, folder: Path, python: str, *, forked: bool 
     """Write the files of a guide and run its commands, in order; ``tools`` has blt, python and pip. What they say.
 
     Lines that are simply ``blt …`` are forked from a process of ``python`` that has imported torch, if ``forked``.
+    Where ``python`` is that of the tests, it is the one that forks their commands.
     """
     output = ""
     with contextlib.ExitStack() as stack:
-        if forked:
+        if forked and python != sys.executable:
             stack.enter_context(serving(python, variables(tools)))
         for block in blocks(guide):
             if block.title:
@@ -88,9 +90,10 @@ def _commands(block: Block, python: str) -> list[list[str]]:
     shell = ["bash", "-euo", "pipefail", "-c"]
     if not is_serving(python) or re.search(r"\\\n|<<|^\s", block.text, re.MULTILINE):
         return [[*shell, block.text]]
+    names = {"blt": [python, "-m", "bltoolbox"], "python": [python]}
     return [
-        [python, "-m", "bltoolbox", *shlex.split(line)[1:]]
-        if re.fullmatch(r"blt [^|&;<>$`*?~#]+", line)
+        [*names[line.split()[0]], *shlex.split(line)[1:]]
+        if re.fullmatch(r"(blt|python) [^|&;<>$`*?~#]+", line)
         else [*shell, line]
         for line in block.text.splitlines()
     ]

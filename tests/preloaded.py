@@ -1,10 +1,10 @@
 """``blt`` in processes of their own that need not import torch: they are forked from a process that has.
 
-``Popen`` replaces ``subprocess.Popen`` in tests, for commands that begin with ``BLT``. The new process is a child of
-its caller like any other, with its own standard streams, folder, environment, command line, signals and exit code. Only
-its modules are already imported, its figures are sketches, and it does not wait for disks. Other commands, commands on
-a terminal, commands with variables that Python or torch read at startup, and everything outside Linux are started as
-usual.
+``Popen`` replaces ``subprocess.Popen`` in tests, for commands that begin with ``BLT`` and for scripts in the folder
+they are run in. The new process is a child of its caller like any other, with its own standard streams, folder,
+environment, command line, signals and exit code. Only its modules are already imported, its figures are sketches, and
+it does not wait for disks. Other commands, commands on a terminal, commands with variables that Python or torch read at
+startup, and everything outside Linux are started as usual.
 
 The server is this file, run as a script. It forks twice and ends the process in the middle; the caller adopts
 orphans at that moment and so becomes the parent of the new process.
@@ -20,6 +20,8 @@ import importlib
 import json
 import os
 import pkgutil
+import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -39,10 +41,12 @@ _LIMIT = 1 << 20
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 #: Room for a command line and an environment in the places where /proc shows them.
 _ROOM = 1 << 15
+_SCRIPT = re.compile(r"\w+\.py")
 
 
 @dataclass(frozen=True)
 class _Request:
+    #: What follows the interpreter.
     words: list[str]
     folder: str
     environment: dict[str, str]
@@ -65,13 +69,13 @@ class Popen(subprocess.Popen[Any]):
         ]
         environment = dict(os.environ if asked["env"] is None else asked["env"])
         others = asked["preexec_fn"] or asked["shell"] or asked["process_group"] != -1
-        server = None if others or executable or args[1:3] != BLT[1:] else _server(args[0])
+        server = None if others or executable or not _can_be_forked(args) else _server(args[0])
         if server is None or not server.can(environment, streams):
             super()._execute_child(args, executable, *rest)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", args[0], args, asked["cwd"], asked["env"])
         request = _Request(
-            [os.fsdecode(word) for word in args[3:]],
+            [os.fsdecode(word) for word in args[1:]],
             os.path.abspath(asked["cwd"] or "."),
             environment,
             list(asked["pass_fds"]),
@@ -80,6 +84,10 @@ class Popen(subprocess.Popen[Any]):
         self.pid = server.start(request, streams)
         self._child_created = True
         self._close_pipe_fds(*(asked[pipe] for pipe in pipes))  # type: ignore[attr-defined]
+
+
+def _can_be_forked(args: list[Any]) -> bool:
+    return args[1:3] == BLT[1:] or (len(args) > 1 and bool(_SCRIPT.fullmatch(os.fsdecode(args[1]))))
 
 
 class _Server:
@@ -136,7 +144,7 @@ def serving(python: str, environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def is_serving(python: str) -> bool:
-    return python in _servers
+    return _server(python) is not None
 
 
 def _start(python: str, environment: Mapping[str, str]) -> tuple[_Server, subprocess.Popen[bytes]]:
@@ -187,7 +195,7 @@ def _preload() -> None:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if not module.name.endswith("__main__") and ".testing" not in module.name:
                 importlib.import_module(module.name)
-    for name in ("skimage", "tifffile", "torchvision.datasets"):
+    for name in ("skimage", "tifffile"):
         importlib.import_module(name)
     from figures import sketch
 
@@ -246,8 +254,10 @@ def _become(request: _Request, streams: list[int]) -> None:
     places = filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:1] = [request.folder, *places]
     importlib.invalidate_caches()
-    sys.argv = [str(Path(sys.modules["bltoolbox"].__file__ or "").with_name("__main__.py")), *request.words]
-    sys.orig_argv = [*BLT, *request.words]
+    name, rest = request.words[0], request.words[1:]
+    if name == "-m":
+        name, rest = str(Path(sys.modules["bltoolbox"].__file__ or "").with_name("__main__.py")), rest[1:]
+    sys.argv, sys.orig_argv = [name, *rest], [sys.executable, *request.words]
     _show_in_proc(sys.orig_argv, [f"{name}={value}" for name, value in request.environment.items()])
 
 
@@ -275,12 +285,16 @@ def _show_in_proc(words: list[str], environment: list[str]) -> None:
 
 
 def _command() -> NoReturn:
-    """Run the command and end as Python would, except that the modules are not taken down one by one."""
+    """Run what was asked for and end as Python would, except that the modules are not taken down one by one."""
     from bltoolbox.__main__ import main
 
     code = 1
     try:
-        main()
+        if _SCRIPT.fullmatch(sys.argv[0]):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            main()
+        code = 0
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException:

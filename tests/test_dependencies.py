@@ -55,7 +55,11 @@ def imports(path: Path) -> Iterator[Import]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "client_package":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "client_package"
+        ):
             names = [ast.literal_eval(node.args[0])]
         for name in names:
             yield Import(name, f"{path.relative_to(ROOT)}:{node.lineno}", eager, guarded)  # type: ignore[attr-defined]
@@ -66,9 +70,12 @@ def imports(path: Path) -> Iterator[Import]:
         if isinstance(node, ast.Try):
             guarded = guarded or any("ImportError" in ast.unparse(handler) for handler in node.handlers)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, eager, guarded)
+            if calls or not isinstance(child, ast.expr):
+                yield from visit(child, eager, guarded)
 
-    yield from visit(ast.parse(path.read_text()), eager=True, guarded=False)
+    text = path.read_text()
+    calls = "client_package" in text  # of interest within expressions, which hold no import otherwise
+    yield from visit(ast.parse(text), eager=True, guarded=False)
 
 
 @functools.cache

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from guides import BLT, add_script, blocks, follow, variables
-from preloaded import serving
+from guides import BLT, add_script, blocks, follow
 
 PAGES = sorted(path for path in (ROOT / "docs" / "how-to").glob("*.md") if path.stem != "index")
 #: Lines of a page beyond which it is no longer one task.
@@ -19,15 +18,12 @@ LONGEST = 90
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Path]:
-    """``blt`` and ``python``, forked from one process for all pages."""
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``blt`` and ``python``."""
     folder = tmp_path_factory.mktemp("bin")
     add_script(folder / "blt", BLT, sys.executable)
     add_script(folder / "python", '#!/bin/sh\nexec "{python}" "$@"\n', sys.executable)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BLT_CACHE", str(cache))
-        with serving(sys.executable, variables(folder)):
-            yield folder
+    return folder
 
 
 def psnr_rises(output: str) -> None:
@@ -52,7 +48,7 @@ CLAIMS: dict[str, Callable[[str], None]] = {
 @pytest.mark.skipif(os.name == "nt", reason="the pages speak to a POSIX shell")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_a_page_works_as_it_stands(page: Path, tools: Path, tmp_path: Path) -> None:
-    output = follow(page, tools, tmp_path, sys.executable, forked=False)
+    output = follow(page, tools, tmp_path, sys.executable)
     CLAIMS.get(page.stem, lambda output: None)(output)
 
 

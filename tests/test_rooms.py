@@ -79,12 +79,14 @@ def _walk(
     node: ast.AST, source: str, path: Path, known: dict[str, Path], *, types_only: bool, at_once: bool
 ) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # holds no statement
         if isinstance(child, ast.Import | ast.ImportFrom):
             place = f"{path.relative_to(ROOT)}:{child.lineno}"
             for target in _targets(child, known):
                 yield Import(source, target, place, types_only, at_once)
         guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-        inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         yield from _walk(
             child, source, path, known, types_only=types_only or guarded, at_once=at_once and not inner
         )

@@ -235,10 +235,11 @@ def load_registry(files: Plugins = ()) -> Registry:
     components: list[Registered] = []
     wanted = _wanted()
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
+    # Parsed once per distribution: the metadata of one with many plugins contain its whole description.
+    metadata = {dist: dist.metadata for dist in {point.dist for point in points} if dist}
     for point in points:
-        distribution = point.dist.name if point.dist else "unknown distribution"
-        version = point.dist.version if point.dist else ""
-        plugin = Plugin(point.name, distribution, version, point.module)
+        known = metadata[point.dist] if point.dist else {"Name": "unknown distribution", "Version": ""}
+        plugin = Plugin(point.name, known["Name"], known["Version"], point.module)
         if wanted is not None and point.name not in wanted:
             plugins.append(replace(plugin, status="off", reason="excluded by BLT_PLUGINS"))
             continue

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 #: Half a step of 8 bits from pixel to pixel: a jump between tiles that might be seen.
 VISIBLE = 0.5 / 255
 #: Pixels on each side of a cut over which tiles fade into each other, if their overlap is twice that.
-_FADE = 8
+FADE = 8
 #: Pixels along a border whose mean jump counts: a seam is a line. What differs at single pixels is the accuracy of
 #: two solves, as it is everywhere else.
 _STRETCH = 16
@@ -47,7 +47,7 @@ class Tile:
 def fade_length(parts: Sequence[Tile], overlap: int) -> int:
     """Pixels on each side of a cut: no tile fades out before it has faded in."""
     cores = [core for tile in parts for core in (tile.core_rows, tile.core_columns)]
-    return min(_FADE, overlap // 2, *(max(0, core.stop - core.start) // 2 for core in cores))
+    return min(FADE, overlap // 2, *(max(0, core.stop - core.start) // 2 for core in cores))
 
 
 class Canvas:
@@ -155,12 +155,15 @@ def _intervals(length: int, side: int, overlap: int, least: int) -> Iterator[tup
     core = max(least, side - 2 * overlap)
     count = -(-length // core)
     core = -(-length // count)  # as even as possible, so that the last one is not a sliver
+    core += core % 2
     for first in range(0, length, core):
         last = min(first + core, length)
         begin, end = max(0, first - overlap), min(length, last + overlap)
         missing = fast_length(end - begin) - (end - begin)
         behind = min(missing, length - end)
-        yield slice(max(0, begin - missing + behind), end + behind), slice(first, last)
+        begin = max(0, begin - missing + behind)
+        # Networks with a stride of 2 see the same pairs of pixels in every tile.
+        yield slice(begin - begin % 2, end + behind), slice(first, last)
 
 
 def fast_length(length: int) -> int:

@@ -165,12 +165,16 @@ def _threads() -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
 
+#: What Linux says about processors.
+_CPU = Path("/proc/cpuinfo")
+
+
 @cache
 def machine() -> str:
     """The processor with its vector instructions, and the version of torch."""
     name = platform.processor() or platform.machine()
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = _CPU.read_text(encoding="utf-8").splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass

@@ -38,19 +38,21 @@ class ImageComposite:
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         lower = self.lower
-        prior = lower.problem.regularizer.analyse(lower.at.prepared["regularizer"], x)
+        prior = lower.problem.regularizer.analyse(lower.prior_theta, x)
         return prior, lower.forward(x)
 
     def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
         lower, (prior, data) = self.lower, t
-        image = lower.problem.regularizer.synthesise(lower.at.prepared["regularizer"], prior, lower.shape)
+        image = lower.problem.regularizer.synthesise(lower.prior_theta, prior, lower.shape)
         back = lower.backward(data)
         # Where A is the identity, the slopes of the data term are at hand to be written to.
         return data.add_(image) if back is data else image + back
 
     def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         lower, (prior, data) = self.lower, t
-        weights = lower.problem.regularizer.majorant(lower.at.prepared["regularizer"], prior)
+        if (offset := lower.problem.regularizer.offset(lower.prior_theta)) is not None:
+            prior = prior - offset
+        weights = lower.problem.regularizer.majorant(lower.prior_theta, prior)
         theta = lower.data_theta
         slope = lower.problem.data_term.gradient(theta, data, lower.y)
         curvature = lower.problem.data_term.majorant(theta, data, lower.y)

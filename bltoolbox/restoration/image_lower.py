@@ -20,9 +20,9 @@ from bltoolbox.bilevel.saddle import Saddle
 from bltoolbox.bilevel.tensors import dot, expand, norm
 from bltoolbox.restoration.image_composite import ImageComposite, has_composite
 from bltoolbox.restoration.image_saddle import ImageSaddle, has_saddle
-from bltoolbox.restoration.layout import image_layout, with_channels
+from bltoolbox.restoration.layout import with_channels
 from bltoolbox.restoration.spectral import linear_estimate, spectral
-from bltoolbox.restoration.theta import join, prepare, split
+from bltoolbox.restoration.theta import join, split
 
 if TYPE_CHECKING:
     from bltoolbox.restoration.variational import Variational, VariationalAt
@@ -37,6 +37,8 @@ class ImageLower(Lower):
     context: Rows
     ids: Tensor
     mu: Tensor
+    #: What the regularizer read off the start of each sample, if it has done so.
+    read: Rows | None = None
 
     @property
     def problem(self) -> Variational:
@@ -66,7 +68,16 @@ class ImageLower(Lower):
     @cached_property
     def data_theta(self) -> Theta:
         """The parameters of the data term for these samples."""
-        return self.problem.data_term.select(self.at.prepared["data_term"], self.context)
+        return self.at.data_theta(self.context)
+
+    @cached_property
+    def prior_theta(self) -> Theta:
+        """The parameters of the regularizer for these samples."""
+        return self.problem.regularizer.select(self.at.prepared["regularizer"], self.guide)
+
+    @cached_property
+    def guide(self) -> Rows:
+        return self.at.guide(self.y, self.context) if self.read is None else self.read
 
     @cached_property
     def _lipschitz(self) -> Bound:
@@ -82,15 +93,15 @@ class ImageLower(Lower):
 
     def take(self, index: Tensor) -> ImageLower:
         context = {name: rows[index] for name, rows in self.context.items()}
-        return replace(self, y=self.y[index], mu=self.mu[index], context=context, ids=self.ids[index])
+        guide = {name: rows[index] for name, rows in self.guide.items()}
+        y, mu, ids = self.y[index], self.mu[index], self.ids[index]
+        return replace(self, y=y, mu=mu, context=context, ids=ids, read=guide)
 
     def at_theta(self, theta: Theta) -> ImageLower:
-        return replace(self, at=replace(self.at, theta=dict(theta)))
+        return replace(self, at=replace(self.at, theta=dict(theta)), read=None)
 
     def start(self) -> Tensor:
-        y = self.problem.data_term.centre(self.data_theta, self.y)
-        start = self.problem.operator.start(y, self.at.prepared["operator"], self.context)
-        return self.project(self.embed(image_layout(start)))
+        return self.project(self.embed(self.at.start(self.y, self.context)))
 
     def estimate(self) -> Tensor:
         return linear_estimate(self)
@@ -112,12 +123,12 @@ class ImageLower(Lower):
 
     def energy(self, x: Tensor) -> Tensor:
         data = self.problem.data_term.value(self.data_theta, self.forward(x), self.y)
-        energy = data + self.problem.regularizer.energy(self.at.prepared["regularizer"], x)
+        energy = data + self.problem.regularizer.energy(self.prior_theta, x)
         return energy + 0.5 * self.ridge * dot(x, x) if self.ridge else energy
 
     def gradient(self, x: Tensor) -> Tensor:
         self.counter.gradients += len(x)
-        gradient = self.problem.regularizer.gradient(self.at.prepared["regularizer"], x)
+        gradient = self.problem.regularizer.gradient(self.prior_theta, x)
         slope = self.problem.data_term.gradient(self.data_theta, self.forward(x), self.y)
         gradient = gradient + self.backward(slope)
         return gradient.add_(x, alpha=self.ridge) if self.ridge else gradient
@@ -146,21 +157,17 @@ class ImageLower(Lower):
     def linearize(self, x: Tensor) -> Linearization:
         self.counter.linearisations += len(x)
         free = self.free(x, self.gradient(x)) if self.constrained else None
-        prior = self.problem.regularizer.linearize(self.at.prepared["regularizer"], x)
+        prior = self.problem.regularizer.linearize(self.prior_theta, x)
         t = self.y if self.problem.data_term.quadratic else self.forward(x)
         curvature = self.problem.data_term.curvature(self.data_theta, t, self.y)
         return Linearization(self, x, _Hessian(self, prior, curvature), free)
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
-        parts = prepare(self.problem, theta)
-        pairing = self.problem.regularizer.pairing(parts["regularizer"], x, q)
-        if parts["operator"] or parts["data_term"] or self.y.requires_grad:
-            apply = self.problem.operator.apply
-            x, q = self.view(x), self.view(q)
-            t = apply(x, parts["operator"], self.context)
-            data_theta = self.problem.data_term.select(parts["data_term"], self.context)
-            slope = self.problem.data_term.gradient(data_theta, t, self.y)
-            pairing = pairing + dot(slope, apply(q, parts["operator"], self.context))
+        lower = self.at_theta(theta)
+        pairing = self.problem.regularizer.pairing(lower.prior_theta, x, q)
+        if lower.at.prepared["operator"] or lower.at.prepared["data_term"] or self.y.requires_grad:
+            slope = self.problem.data_term.gradient(lower.data_theta, lower.forward(x), self.y)
+            pairing = pairing + dot(slope, lower.forward(q))
         return pairing
 
     def mixed(self, x: Tensor, q: Tensor, weights: Tensor) -> dict[str, Tensor]:
@@ -176,12 +183,15 @@ class ImageLower(Lower):
     @property
     def _mixed_is_analytic(self) -> bool:
         """Whether only the regularizer has parameters, and knows their derivatives."""
+        regularizer = self.problem.regularizer
         others = split(self.theta, "operator") or split(self.theta, "data_term") or self.y.requires_grad
-        return not others and self.problem.regularizer.offers("pairing_gradients")
+        return not others and regularizer.offers("pairing_gradients") and not regularizer.offers("guide")
 
     def mixed_each(self, x: Tensor, q: Tensor) -> dict[str, Tensor]:
-        self.counter.mixed_products += len(x)
         q = self._free_part(x, q)
+        if self.problem.regularizer.offers("guide"):
+            return super().mixed_each(x, q)
+        self.counter.mixed_products += len(x)
         raw = {role: split(self.theta, role) for role in self.problem.components}
         rows = join(regularizer=self.problem.regularizer.pairing_gradients(raw["regularizer"], x, q))
         others = join(operator=raw["operator"], data_term=raw["data_term"])
@@ -194,7 +204,8 @@ class ImageLower(Lower):
         return q * self.free(x, self.gradient(x)) if self.constrained else q
 
     def constants(self, x: Tensor, radius: Tensor) -> Constants | None:
-        if not self.problem.regularizer.offers("constants") or self.constrained:
+        regularizer = self.problem.regularizer
+        if not regularizer.offers("constants") or regularizer.offers("guide") or self.constrained:
             return None
         if split(self.theta, "operator") or split(self.theta, "data_term"):
             return None
@@ -202,7 +213,7 @@ class ImageLower(Lower):
         _, squared = self.at.spectrum(self.context)
         if third is None or squared is None:
             return None
-        prior = self.problem.regularizer.constants(self.at.prepared["regularizer"], x, radius)
+        prior = regularizer.constants(self.prior_theta, x, radius)
         data = third * squared**1.5
         return replace(prior, hessian_lipschitz=prior.hessian_lipschitz + data)
 

@@ -43,7 +43,7 @@ class ImageSaddle:
     @property
     def norms(self) -> Blocks:
         lower, problem = self.lower, self.lower.problem
-        prior = problem.regularizer.analysis_norm(lower.at.prepared["regularizer"], lower.at.shape)
+        prior = problem.regularizer.analysis_norm(lower.prior_theta, lower.at.shape)
         bounds = {"regularizer": prior}
         if not problem.operator.identity:
             bounds["operator"] = lower.at.spectrum(lower.context)[1]
@@ -88,12 +88,12 @@ class ImageSaddle:
 
     def forward(self, x: Tensor) -> Blocks:
         lower = self.lower
-        prior = lower.problem.regularizer.analyse(lower.at.prepared["regularizer"], x)
+        prior = lower.problem.regularizer.analyse(lower.prior_theta, x)
         return (prior,) if lower.problem.operator.identity else (prior, lower.forward(x))
 
     def adjoint(self, p: Blocks) -> Tensor:
         lower = self.lower
-        theta = lower.at.prepared["regularizer"]
+        theta = lower.prior_theta
         back = lower.problem.regularizer.synthesise(theta, p[0], lower.shape)
         return back + lower.backward(p[1]) if len(p) > 1 else back
 
@@ -109,7 +109,7 @@ class ImageSaddle:
 
     def prox_dual(self, p: Blocks, sigma: Blocks) -> Blocks:
         lower, step = self.lower, expand(sigma[0], p[0])
-        theta = lower.at.prepared["regularizer"]
+        theta = lower.prior_theta
         prior = lower.problem.regularizer.prox_conjugate(theta, p[0], step)
         if len(p) == 1:
             return (prior,)
@@ -119,7 +119,7 @@ class ImageSaddle:
 
     def slack(self, x: Tensor, t: Blocks, p: Blocks, back: Tensor) -> tuple[Tensor, Tensor]:
         lower, regularizer = self.lower, self.lower.problem.regularizer
-        theta = lower.at.prepared["regularizer"]
+        theta = lower.prior_theta
         products = (t[0] * p[0]).flatten(1).sum(1, dtype=torch.float64)
         complementarity = (
             regularizer.potential_sum(theta, t[0]) + regularizer.conjugate(theta, p[0]) - products

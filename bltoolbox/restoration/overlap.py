@@ -22,6 +22,7 @@ from bltoolbox.bilevel.linear import ConjugateGradients, solve_linear
 from bltoolbox.bilevel.records import Theta
 from bltoolbox.bilevel.tensors import keyed_generator, norm
 from bltoolbox.errors import BltError
+from bltoolbox.restoration.cuts import FADE
 from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.roles import Operator
 from bltoolbox.restoration.theta import prepare
@@ -181,7 +182,9 @@ def measure_overlap(
         theta, strips = {name: value.double() for name, value in theta.items()}, strips.double()
     left = _reach(problem, theta, strips, around or Geometry(), level)
     below = [distance for distance in range(len(left)) if float(left[distance:].max()) <= level]
-    pixels = min(MOST, 8 * -(-below[0] // 8)) if below else MOST
+    # What a network sees ends abruptly, and tiles fade into each other beyond their cores.
+    beyond = FADE if problem.regularizer.offers("guide") else 0
+    pixels = min(MOST, 8 * -(-(below[0] + beyond) // 8)) if below else MOST
     return Overlap(pixels, float(left[pixels:].max()))
 
 
@@ -192,12 +195,14 @@ def _flat_and_rough(theta: Theta, size: tuple[int, int, int]) -> tuple[Tensor, T
     return torch.full_like(noise, _GRAY), noise
 
 
-def _sensitivity(lower: ImageLower) -> Tensor:
-    """−∂_y d'(t; y) at t = y, entry by entry: how much of a change of y the lower level sees."""
+def response(lower: ImageLower, x: Tensor, change: Tensor) -> Tensor:
+    """−∂_y∇_x h · change: how a change of y acts on x, also through what the regularizer reads off y."""
+    inputs = lower.wrt("y")
     with torch.enable_grad():
-        leaf = lower.y.detach().requires_grad_()
-        slope = lower.problem.data_term.gradient(lower.data_theta, lower.y.detach(), leaf)
-        return -torch.autograd.grad(slope.sum(), leaf)[0]
+        y, q = lower.y.detach().requires_grad_(), torch.zeros_like(x).requires_grad_()
+        paired = inputs.pairing({**inputs.theta, "y": y}, x, q).sum()  # linear in q
+        slope = torch.autograd.grad(paired, y, create_graph=True)[0]
+        return -torch.autograd.grad((slope * change).sum(), q)[0]
 
 
 def _reach(
@@ -219,7 +224,7 @@ def _reach(
         beyond = -(-_BEYOND // around.scale)
         change[..., :-beyond] = 0
         lower = at.on(y)
-        system, rhs = lower.linearize(lower.embed(x)), lower.backward(_sensitivity(lower) * change)
+        system, rhs = lower.linearize(lower.embed(x)), response(lower, lower.embed(x), change)
         # What is asked for is a small part of the change.
         tol = torch.clamp(0.01 * level * norm(rhs), min=0.1 * level)
         method = ConjugateGradients("the reach of a pixel", "auto")

@@ -52,14 +52,14 @@ class Prior(Parameters):
 
     def energy(self, x: Tensor) -> Tensor:
         """R_θ of each image, shape (B,), or one number for a single image; differentiable."""
-        self._refuse_auxiliary(x)
+        self._require_energy(x)
         batch = image_layout(as_batch(x))
         energy = self.regularizer.energy(self.regularizer.prepare(self.theta), batch)
         return energy[0] if x.ndim == 3 else energy
 
     def gradient(self, x: Tensor) -> Tensor:
         """∇R_θ(x); differentiable in x and θ where they require gradients."""
-        self._refuse_auxiliary(x)
+        self._require_energy(x)
         batch, theta = image_layout(as_batch(x)), self.theta
         recorded = batch.requires_grad or any(value.requires_grad for value in theta.values())
         if not (torch.is_grad_enabled() and recorded):
@@ -102,11 +102,15 @@ class Prior(Parameters):
 
         return prior_of(self)
 
-    def _refuse_auxiliary(self, x: Tensor) -> None:
+    def _require_energy(self, x: Tensor) -> None:
+        name = type(self.regularizer).__name__
         if self.regularizer.extra_channels(x.shape[-3]):
             raise BltError(
-                f"the energy of {type(self.regularizer).__name__} is a minimum over auxiliary variables, which has no"
-                " formula; use prox"
+                f"the energy of {name} is a minimum over auxiliary variables, which has no formula; use prox"
+            )
+        if self.regularizer.offers("guide"):
+            raise BltError(
+                f"the energy of {name} depends on the measurements, too; use prox, which reads them off x"
             )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bltoolbox.bilevel.records import Bound, Constants, Theta
+from bltoolbox.bilevel.records import Bound, Constants, Rows, Theta
 from bltoolbox.restoration.roles import Potentials, Regularizer
 
 
@@ -53,6 +53,12 @@ class Rescaled(Regularizer):
 
     def check(self, shape: Sequence[int]) -> str | None:
         return self.base.check(shape)
+
+    def guide(self, theta: Theta, start: Tensor) -> Rows:
+        return self.base.guide(theta, start / self.scale)
+
+    def select(self, theta: Theta, guide: Rows) -> Theta:
+        return self.base.select(theta, guide)
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return self.scale**2 * self.base.energy(theta, x / self.scale)
@@ -102,6 +108,13 @@ class Rescaled(Regularizer):
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         # ψ_s(t) = s² ψ(t/s), so that ψ_s'(t)/t is ψ'(t/s)/(t/s).
         return self.base.majorant(theta, t / self.scale)
+
+    def offset(self, theta: Theta) -> Tensor | None:
+        offset = self.base.offset(theta)
+        return None if offset is None else self.scale * offset
+
+    def potential(self, theta: Theta, t: Tensor) -> Tensor:
+        return self.scale**2 * self.base.potential(theta, t / self.scale)
 
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
         return self.base.analysis_norm(theta, shape)

@@ -237,6 +237,21 @@ class Regularizer(Parametric):
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         """R_θ of each sample, shape (B,)."""
 
+    def guide(self, theta: Theta, start: Tensor) -> Rows:
+        """What the regularizer reads off ``start``, the start of a cold solve: one row per sample, e.g. weights.
+
+        R may depend on the measurements through it, R_θ(x; y), but not otherwise. ``theta`` is prepared, and the result
+        differentiable in it and in ``start``. Bounds must hold for every guide. Nothing, the default, is read.
+        """
+        return {}
+
+    def select(self, theta: Theta, guide: Rows) -> Theta:
+        """θ for the samples at hand, with their rows of ``guide``; the methods that compute with x receive the result.
+
+        They may also receive θ without a guide, which stands for a sample of which nothing was read.
+        """
+        return theta
+
     def density(self, theta: Theta, x: Tensor) -> Tensor:
         """R_θ place by place, (B, H', W'), with the sum ``energy``: for weights that depend on the place.
 
@@ -326,6 +341,15 @@ class Regularizer(Parametric):
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         """w(t) = ψ'(t)/t, the curvature of the parabola above ψ that touches it at t; ∇R = Cᵀ(w(t)·t)."""
         raise NotImplementedError(f"{type(self).__name__} has no majorant")
+
+    def potential(self, theta: Theta, t: Tensor) -> Tensor:
+        """ψ(t), entry by entry; only where ψ does not mix entries."""
+        raise NotImplementedError(f"{type(self).__name__} has no potential of single entries")
+
+    def offset(self, theta: Theta) -> Tensor | None:
+        """t_0 where R = Σ ψ(Cx − t_0), in the shape of t; None, the default, for 0. ``majorant`` and ``potential``
+        receive t − t_0."""
+        return None
 
     def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
         """A valid upper bound on ‖C‖² for images of ``shape`` (C, H, W), or None if none is known."""

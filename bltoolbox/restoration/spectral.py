@@ -81,7 +81,7 @@ def spectral(
     if at.extra or at.operator_symbol is None or (regularizer.cheap and not always):
         return None
     means = damped_mean(prior, _MAJORANT_DAMPING if majorant else _DAMPING)
-    blocks = regularizer.symbol(at.prepared["regularizer"], means, at.shape)
+    blocks = regularizer.symbol(lower.prior_theta, means, at.shape)
     if blocks is None:
         return None
     diagonal = blocks.diagonal(dim1=1, dim2=2)  # a view (B, H, W, C)
@@ -128,19 +128,25 @@ def linear_estimate(lower: ImageLower) -> Tensor:
     with detached():
         # ∇D at t = 0 is −d y, whatever the weights and the background of the data term.
         right = -lower.backward(term.gradient(lower.data_theta, torch.zeros_like(lower.y), lower.y))
-        x = start
+        x, offset = start, lower.problem.regularizer.offset(lower.prior_theta)
         for _ in range(_ROUNDS):
-            _, (weights, data) = composite.touch(composite.forward(x))
-            preconditioner = spectral(lower, torch.as_tensor(weights), data, always=True, majorant=True)
+            _, (prior, data) = composite.touch(composite.forward(x))
+            weights = torch.as_tensor(prior)
+            preconditioner = spectral(lower, weights, data, always=True, majorant=True)
             if preconditioner is None:
                 return start
-            x = preconditioner.apply(right)
+            x = preconditioner.apply(right if offset is None else right + _pull(lower, weights, offset))
         # Where P is the identity but for its floor and rounding, the start is exact and x is not: a loss of zero stays
         # zero.
         same = norm(x - start) <= 2 * _FLOOR * norm(start)
         x = torch.where(expand(same, x), start, x)
     lower.counter.gradients += len(x)
     return lower.project(x)
+
+
+def _pull(lower: ImageLower, weights: Tensor, offset: Tensor) -> Tensor:
+    """CᵀW t_0."""
+    return lower.problem.regularizer.synthesise(lower.prior_theta, weights * offset, lower.shape)
 
 
 def damped_mean(curvature: Tensor, damping: float) -> Tensor:

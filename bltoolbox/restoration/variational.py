@@ -293,7 +293,20 @@ class VariationalAt:
             mu=column(self._mu(y, context), y),
         )
 
-    def _data_theta(self, context: Rows) -> Theta:
+    def start(self, y: Tensor, context: Rows) -> Tensor:
+        """The images that cold solves start from, before constraints."""
+        y = self.problem.data_term.centre(self.data_theta(context), y)
+        return image_layout(self.problem.operator.start(y, self.prepared["operator"], context))
+
+    def guide(self, y: Tensor, context: Rows) -> Rows:
+        """What the regularizer reads off the start of each sample."""
+        regularizer = self.problem.regularizer
+        if not regularizer.offers("guide"):
+            return {}
+        return regularizer.guide(self.prepared["regularizer"], self.start(y, context))
+
+    def data_theta(self, context: Rows) -> Theta:
+        """The parameters of the data term for samples with this context."""
         return self.problem.data_term.select(self.prepared["data_term"], context)
 
     def _mu(self, y: Tensor, context: Rows) -> Bound:
@@ -303,7 +316,7 @@ class VariationalAt:
     def data_convexity(self, y: Tensor, context: Rows) -> Bound:
         """A true lower bound of the strong convexity of h without its regularizer."""
         least, most = self.spectrum(context)
-        curvature, _ = self.problem.data_term.spectrum(self._data_theta(context), y)
+        curvature, _ = self.problem.data_term.spectrum(self.data_theta(context), y)
         bound = _lowest(curvature, least, most)
         if self.extra and bound is not None:  # the data term does not depend on the auxiliary channels
             bound = torch.as_tensor(bound).clamp_max(0.0)
@@ -313,7 +326,7 @@ class VariationalAt:
         """A true upper bound of the Lipschitz constant of ∇h, or None when a component knows none."""
         problem = self.problem
         _, most = self.spectrum(context)
-        _, curvature = problem.data_term.spectrum(self._data_theta(context), y)
+        _, curvature = problem.data_term.spectrum(self.data_theta(context), y)
         data = None if most is None or curvature is None else curvature * most
         bound = add_bounds(data, self.prior_lipschitz, problem.strong_convexity)
         # Infinity bounds nothing; a step of length 1/∞ would not move.

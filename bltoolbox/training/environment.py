@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ def image_sets(experiment: Experiment) -> dict[str, list[Any]]:
     return {name: [len(samples), samples.digest()] for name, samples in sets.items() if samples is not None}
 
 
+@cache
 def _git_state() -> str | None:
-    """Commit of the checkout this package runs from, if it is one."""
+    """Commit of the checkout this package runs from, if it is one; asked once, as the code is loaded once."""
     folder = Path(__file__).resolve().parents[2]
     if not (folder / ".git").exists():
         return None

@@ -224,6 +224,14 @@ def test_iadam_agrees_with_torch() -> None:
     torch.testing.assert_close(theta["a"], leaf.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_a_step_that_is_held_decays_afterwards() -> None:
+    oracle, optimizer = tikhonov_oracle(), IAdam(step=0.1, step_decay=2.0, step_hold=3)
+    _, history = run(optimizer, oracle, 6)
+    sizes = [step.metrics["step_size"] for step in history]
+    assert sizes[:3] == [0.1, 0.1, 0.1]
+    assert sizes[3:] == pytest.approx([0.1 * (3 / k) ** 2 for k in (4, 5, 6)])
+
+
 def test_an_empty_batch_moves_nothing_but_the_schedule() -> None:
     oracle, optimizer = tikhonov_oracle(), IAdam(step_decay=0.5, tol_decay=0.5)
     theta, history = run(optimizer, oracle, 3)

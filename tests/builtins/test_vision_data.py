@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torchvision.datasets
+from commands import Call, caller
 from PIL import Image
 from test_download import Server, archive, server
 
@@ -23,8 +21,12 @@ from bltoolbox.errors import MissingError
 
 __all__ = ["server"]
 
-Blt = Callable[..., subprocess.CompletedProcess[str]]
 COUNTS = {"train": 6, "test": 5, "unlabeled": 9}
+
+
+def datasets() -> Any:
+    """Imported when it is first needed, since it brings torch's compiler."""
+    return torchvision_datasets("tests")
 
 
 def md5(content: bytes) -> str:
@@ -55,15 +57,15 @@ def stl10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def known_sums(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
     for key in ("train_list", "test_list"):
-        names = [name for name, _ in getattr(torchvision.datasets.STL10, key)]
+        names = [name for name, _ in getattr(datasets().STL10, key)]
         sums = [[name, md5(files[name])] for name in names]
-        monkeypatch.setattr(torchvision.datasets.STL10, key, sums)
+        monkeypatch.setattr(datasets().STL10, key, sums)
 
 
 class TestSTL10:
     @pytest.mark.parametrize("split", ["train", "test", "unlabeled"])
     def test_images_equal_those_of_torchvision(self, stl10: Path, split: Any) -> None:
-        reader = torchvision.datasets.STL10(str(stl10), split=split)
+        reader = datasets().STL10(str(stl10), split=split)
         data = STL10(str(stl10), split=split)
         assert len(data) == len(reader) == COUNTS[split]
         for i in range(len(data)):
@@ -115,8 +117,8 @@ class TestSTL10:
         server.content = archive({f"stl10_binary/{name}": content for name, content in files.items()})
         server.cuts = [100_000]
         known_sums(monkeypatch, files)
-        monkeypatch.setattr(torchvision.datasets.STL10, "url", server.url)
-        monkeypatch.setattr(torchvision.datasets.STL10, "tgz_md5", md5(server.content))
+        monkeypatch.setattr(datasets().STL10, "url", server.url)
+        monkeypatch.setattr(datasets().STL10, "tgz_md5", md5(server.content))
         monkeypatch.setenv("BLT_CACHE", str(tmp_path))
         with pytest.raises(MissingError, match=r"there is no .*train_X\.bin; set download: true to get it"):
             STL10()
@@ -160,7 +162,7 @@ def pets(tmp_path: Path) -> Path:
 class TestOxfordPets:
     @pytest.mark.parametrize("split", ["trainval", "test"])
     def test_photographs_equal_those_of_torchvision(self, pets: Path, split: Any) -> None:
-        reader = torchvision.datasets.OxfordIIITPet(str(pets), split=split)
+        reader = datasets().OxfordIIITPet(str(pets), split=split)
         data = OxfordPets(str(pets), split=split, size=30, fit="crop")
         assert len(data) == len(reader)
         for i in range(len(data)):
@@ -204,7 +206,7 @@ class TestOxfordPets:
         }
         base = server.url.rpartition("/")[0]
         resources = [(f"{base}/{member}.tar.gz", md5(content)) for member, content in parts.items()]
-        monkeypatch.setattr(torchvision.datasets.OxfordIIITPet, "_RESOURCES", resources)
+        monkeypatch.setattr(datasets().OxfordIIITPet, "_RESOURCES", resources)
         place = str(tmp_path / "place")
         with pytest.raises(MissingError, match=r"there is no .*oxford-iiit-pet .*; set download: true"):
             OxfordPets(place, size=32)
@@ -245,24 +247,31 @@ def test_torchvision_that_cannot_be_used(
     assert "\n" not in str(caught.value) and caught.value.exit_code == 4
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """``blt`` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return caller("", capfd)
+
+
 @pytest.mark.parametrize("name", ["stl10", "oxford-pets"])
-def test_missing_files_from_the_command_line(name: str, tmp_path: Path, blt: Blt) -> None:
+def test_missing_files_from_the_command_line(name: str, tmp_path: Path, here: Call) -> None:
     recipe = f"data: {{name: {name}, path: here}}\nregularizer: {{name: tv}}\nbudget: {{steps: 1}}\n"
     (tmp_path / "r.yaml").write_text(recipe)
-    done = blt("run", "r.yaml", "-o", "out", cwd=tmp_path)
+    done = here("run", "r.yaml", "-o", "out")
     assert done.returncode == 4
     assert done.stderr.startswith(f"error: {name}: there is no here/") and "set download: true" in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "here").exists()
     # Validation looks at the recipe, not at the disk.
-    assert blt("validate", "r.yaml", cwd=tmp_path).returncode == 0
+    assert here("validate", "r.yaml").returncode == 0
 
 
-def test_a_run_on_stl10(stl10: Path, tmp_path: Path, blt: Blt) -> None:
+def test_a_run_on_stl10(stl10: Path, tmp_path: Path, here: Call) -> None:
     recipe = (
         "data: {name: stl10, path: ., split: unlabeled, verify: false}\nevaluation: {name: stl10, path: ., split: test,"
         " count: 1, verify: false}\nregularizer: {name: tv}\nsampler: {size: 2}\nvalidation: {count: 2, checks: 1}\n"
         "budget: {steps: 1}\nworkers: 2\n"
     )
     (tmp_path / "r.yaml").write_text(recipe)
-    done = blt("run", "r.yaml", "-o", "out", "-q", "--json", cwd=tmp_path)
+    done = here("run", "r.yaml", "-o", "out", "-q", "--json")
     assert done.returncode == 0, done.stderr

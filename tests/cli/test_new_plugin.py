@@ -35,27 +35,26 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_each_kind_installs_is_listed_and_runs_as_generated(written: dict[str, Path], tmp_path: Path) -> None:
     environment = make_environment(tmp_path / "env", with_toolbox=True)
     environment.install(list(written.values()))
-    small = {name: ("budget={steps: 2}", "-q", "-o", name) for name in written}
     recipes = {name: folder / "recipe.yaml" for name, folder in written.items()}
     # A problem has its own tasks for evaluation; a plugin of all kinds has a recipe for it and one for images.
     others = {"with its problem": written["of-all-kinds"] / "recipe-problem.yaml"}
-    small |= {"with its problem": ("budget={steps: 2}", "-q", "-o", "with its problem")}
-    recipes |= others
     of_problems = {NAMES["problem"], *others}
+    small = ["data.count=8", "data.size=16", "sampler.size=4", "validation.count=4", "evaluation="]
     runs = [
-        ("run", str(file), *small[name], *([] if name in of_problems else ["evaluation="]))
-        for name, file in recipes.items()
+        ("run", str(file), "budget={steps: 2}", "-q", "-o", name, *([] if name in of_problems else small))
+        for name, file in (recipes | others).items()
     ]
-    checks = [("check", name) for name in written]
+    # That of all kinds has the same components under other names.
+    checks = [("check", name) for name in NAMES.values()]
     (_, listed, _), *rest = environment.blt(("list", "--json"), *runs, *checks, cwd=tmp_path, figures=False)
     found = {(one["distribution"], one["kind"], one["name"]) for one in json.loads(listed)}
     for kind, name in NAMES.items():
         assert (name, kind, name) in found
         assert ("of-all-kinds", kind, f"of-all-kinds-{kind.replace('_', '-')}") in found
-    for name, (code, _, trouble) in zip(recipes, rest[: len(runs)], strict=True):
+    for name, (code, _, trouble) in zip(recipes | others, rest[: len(runs)], strict=True):
         assert code == 0, f"{name}: {trouble}"
         assert len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) == 2, name
-    for name, (code, out, trouble) in zip(written, rest[len(runs) :], strict=True):
+    for name, (code, out, trouble) in zip(NAMES.values(), rest[len(runs) :], strict=True):
         assert code == 0, f"blt check {name}: {out}\n{trouble}"
 
 

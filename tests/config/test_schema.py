@@ -204,7 +204,7 @@ SETTINGS = {one.name: one for one in describe(Recipe).parameters if one.name != 
 VALUES = {name: values(one.type) for name, one in SETTINGS.items()}
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(sorted(SETTINGS)), min_size=1, max_size=3, unique=True), st.data())
 def test_schema_and_validator_agree_on_variations_of_a_recipe(names: list[str], draw: st.DataObject) -> None:
     recipe = data(SMALL) | {name: draw.draw(VALUES[name]) for name in names}

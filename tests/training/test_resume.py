@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,7 @@ RECIPES = {
 
 def recipe(method: str, steps: int, every: float = 0.0) -> dict[str, object]:
     return {
-        "data": {"name": "dead-leaves", "count": 12, "size": 24},
+        "data": {"name": "dead-leaves", "count": 12, "size": 12},
         "regularizer": {"name": "foe", "filters": 3, "kernel_size": 3},
         "lower_solver": "mm",
         "validation": {"count": 2, "checks": 4},
@@ -48,6 +50,20 @@ def recipe(method: str, steps: int, every: float = 0.0) -> dict[str, object]:
 
 def start(method: str, path: Path, steps: int, every: float = 0.0) -> None:
     run(recipe_from_dict(recipe(method, steps, every)), out=path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+    """Runs that nothing happened to, to be compared with or copied."""
+    folder = tmp_path_factory.mktemp("finished")
+
+    def path(method: str, steps: int) -> Path:
+        out = folder / f"{method}-{steps}"
+        if not out.exists():
+            start(method, out, steps, every=60)
+        return out
+
+    return path
 
 
 def manifests(path: Path) -> list[Path]:
@@ -76,7 +92,7 @@ def kill_at_random(method: str, path: Path, steps: int, kills: int) -> int:
         while child.is_alive() and len(seen) < wanted:
             seen |= {file.name for file in manifests(path) if [file] != before}
             time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.05))
+        time.sleep(chance.uniform(0, 0.02))
         if not child.is_alive():
             break
         os.kill(child.pid or 0, signal.SIGKILL)
@@ -85,45 +101,42 @@ def kill_at_random(method: str, path: Path, steps: int, kills: int) -> int:
     return done
 
 
-@pytest.mark.parametrize(("method", "steps"), [("isgd", 30), ("maid", 12)])
+@pytest.mark.parametrize(("method", "steps", "kills"), [("isgd", 40, 5), ("maid", 8, 3)])
 def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(
-    method: str, steps: int, tmp_path: Path
+    method: str, steps: int, kills: int, finished: Callable[[str, int], Path], tmp_path: Path
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    start(method, whole, steps, every=60)
-    assert kill_at_random(method, killed, steps, kills=8) == 8
+    killed = tmp_path / "killed"
+    assert kill_at_random(method, killed, steps, kills) == kills
     resume(killed)
-    assert_same(whole, killed)
+    assert_same(finished(method, steps), killed)
 
 
 @pytest.mark.parametrize("method", sorted(RECIPES))
-def test_a_finished_run_goes_on_when_its_budget_grows(method: str, tmp_path: Path) -> None:
-    start(method, tmp_path / "short", steps=3)
+def test_a_finished_run_goes_on_when_its_budget_grows(
+    method: str, finished: Callable[[str, int], Path], tmp_path: Path
+) -> None:
+    grown, whole = tmp_path / "grown", finished(method, 4)
+    shutil.copytree(finished(method, 2), grown)
     with pytest.raises(UsageError, match="is finished"):
-        resume(tmp_path / "short")
-    resume(tmp_path / "short", ["budget.steps=6"])
-    start(method, tmp_path / "long", steps=6)
-    one, other = (
-        read_theta(tmp_path / name / "checkpoints" / "last.safetensors")[0] for name in ("short", "long")
-    )
+        resume(grown)
+    resume(grown, ["budget.steps=4"])
+    one, other = (read_theta(path / "checkpoints" / "last.safetensors")[0] for path in (grown, whole))
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 @pytest.mark.parametrize(
     "override", ["budget.steps=2", "seed=1", "upper_optimizer.step=1", "budget.seconds=9"]
 )
-def test_nothing_but_a_growing_budget_may_change(override: str, tmp_path: Path) -> None:
-    start("isgd", tmp_path / "run", steps=3)
+def test_nothing_but_a_growing_budget_may_change(override: str, finished: Callable[[str, int], Path]) -> None:
     with pytest.raises(UsageError, match="budget"):
-        resume(tmp_path / "run", [override])
+        resume(finished("isgd", 3), [override])
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "remove a segment"])
 def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_it_serves(
-    damage: str, tmp_path: Path
+    damage: str, finished: Callable[[str, int], Path], tmp_path: Path
 ) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    start("isgd", whole, steps=8)
+    whole, broken = finished("isgd", 8), tmp_path / "broken"
     kill_at_random("isgd", broken, steps=8, kills=1)
     newest = manifests(broken)[-1]
     raw = bytearray(newest.read_bytes())
@@ -143,20 +156,24 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_it_serves(
     assert_same(whole, broken)
 
 
-def test_without_any_whole_checkpoint_there_is_one_sentence(tmp_path: Path) -> None:
-    start("isgd", tmp_path / "run", steps=2)
+def test_without_any_whole_checkpoint_there_is_one_sentence(
+    finished: Callable[[str, int], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(finished("isgd", 3), tmp_path / "run")
     for path in manifests(tmp_path / "run"):
         path.write_bytes(b"nonsense")
     with pytest.raises(BltError, match="no usable checkpoint"):
-        resume(tmp_path / "run", ["budget.steps=3"])
+        resume(tmp_path / "run", ["budget.steps=4"])
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    start("isgd", tmp_path / "run", steps=2)
+def test_a_checkpoint_of_a_newer_version_is_refused(
+    finished: Callable[[str, int], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(finished("isgd", 3), tmp_path / "run")
     for path in manifests(tmp_path / "run"):
         write_checked(path, read_checked(path) | {"format": 99})
     with pytest.raises(BltError, match="newer bltoolbox"):
-        resume(tmp_path / "run", ["budget.steps=3"])
+        resume(tmp_path / "run", ["budget.steps=4"])
 
 
 def test_a_checkpoint_that_would_execute_something_is_refused(tmp_path: Path) -> None:
@@ -191,11 +208,11 @@ def test_two_processes_do_not_write_to_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_checkpoint_and_its_exit_code(
-    number: signal.Signals, code: int, tmp_path: Path
+    number: signal.Signals, code: int, finished: Callable[[str, int], Path], tmp_path: Path
 ) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    stopped, steps = tmp_path / "stopped", 40
     file = tmp_path / "recipe.yaml"
-    file.write_text(recipe_from_dict(recipe("isgd", 120, every=60)).to_yaml())
+    file.write_text(recipe_from_dict(recipe("isgd", steps, every=60)).to_yaml())
     command = [sys.executable, "-m", "bltoolbox"]
     process = subprocess.Popen(
         [*command, "run", str(file), "-o", str(stopped)], stderr=subprocess.PIPE, text=True
@@ -209,8 +226,7 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_code(
     assert process.returncode == code
     assert f"blt resume {stopped}" in said and "Traceback" not in said
     resume(stopped)
-    start("isgd", whole, steps=120, every=60)
-    assert_same(whole, stopped)
+    assert_same(finished("isgd", steps), stopped)
 
 
 def test_adjoints_of_an_older_checkpoint_are_warm_starts_again(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -44,17 +44,28 @@ COUNT = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """A regularizer with θ, noisy images x and directions."""
+    """A regularizer with θ, noisy images x, directions, and the starts that it may read something off."""
 
     regularizer: Regularizer
-    #: As the component named them; ``theta`` is prepared.
+    #: As the component named them.
     raw: dict[str, Tensor]
-    theta: Theta
     x: Tensor
     v: Tensor
     q: Tensor
+    start: Tensor
     #: Of the image, without auxiliary channels.
     shape: tuple[int, ...]
+
+    @cached_property
+    def theta(self) -> Theta:
+        """θ as methods receive it: prepared, and for these samples."""
+        return self.bound(self.raw)
+
+    def bound(self, raw: Theta, index: Tensor | None = None) -> Theta:
+        """Another θ, or that of some of the samples."""
+        prepared = self.regularizer.prepare(raw)
+        start = self.start if index is None else self.start[index]
+        return self.regularizer.select(prepared, self.regularizer.guide(prepared, start))
 
 
 def trial(subject: Subject, dtype: torch.dtype = torch.float64) -> Trial:
@@ -70,17 +81,19 @@ def trial_of(
     extra = (regularizer.extra_channels(shape[0]), *shape[1:])
     x = torch.cat([image, 0.1 * normal(COUNT, *extra, seed=10, dtype=dtype)], dim=1)
     v, q = (normal(*x.shape, seed=key, dtype=dtype) for key in (11, 12))
-    return Trial(regularizer, raw, regularizer.prepare(raw), x, v, q, tuple(shape))
+    start = noisy_images(COUNT, shape, seed + 1).to(dtype)
+    return Trial(regularizer, raw, x, v, q, start, tuple(shape))
 
 
 def everything(case: Trial, index: Tensor | None = None) -> dict[str, Tensor]:
     """Every result of a regularizer for images, by the name that a report uses."""
     x, v, q = (batch if index is None else batch[index] for batch in (case.x, case.v, case.q))
+    theta = case.bound(case.raw, index)
     return {
-        "energy": case.regularizer.energy(case.theta, x),
-        "gradient": case.regularizer.gradient(case.theta, x),
-        "linearize(x)(v)": case.regularizer.linearize(case.theta, x)(v),
-        "pairing": case.regularizer.pairing(case.theta, x, q),
+        "energy": case.regularizer.energy(theta, x),
+        "gradient": case.regularizer.gradient(theta, x),
+        "linearize(x)(v)": case.regularizer.linearize(theta, x)(v),
+        "pairing": case.regularizer.pairing(theta, x, q),
     }
 
 
@@ -246,7 +259,7 @@ def mixed_derivative(subject: Subject) -> None:
         claimed = (derivative[name] * direction[name]).sum()
 
         def along(t: float, d: Theta = direction) -> Tensor:
-            theta = case.regularizer.prepare(shifted(case.raw, d, t))
+            theta = case.bound(shifted(case.raw, d, t))
             return dot(case.regularizer.gradient(theta, case.x), case.q).sum()
 
         quotient, error = best_difference(along, claimed)
@@ -255,6 +268,8 @@ def mixed_derivative(subject: Subject) -> None:
             what = f"the derivative of pairing of noisy images in θ[{name!r}]"
             than = "differences of ⟨gradient(θ, x), q⟩ in θ"
             derivative_fails(what, than, claimed.reshape(1), quotient.reshape(1))
+    if case.regularizer.offers("guide"):  # its derivatives per sample are those of the whole lower level
+        return
     each = case.regularizer.pairing_gradients(case.raw, case.x, case.q)
     for name, whole in derivative.items():
         cause = (
@@ -297,7 +312,7 @@ def _smooth(subject: Subject) -> None:
 
 def _pairing_derivative(case: Trial) -> dict[str, Tensor]:
     leaves = {name: value.clone().requires_grad_() for name, value in case.raw.items()}
-    total = case.regularizer.pairing(case.regularizer.prepare(leaves), case.x, case.q).sum()
+    total = case.regularizer.pairing(case.bound(leaves), case.x, case.q).sum()
     if not total.requires_grad:
         fail(
             "pairing is not differentiable in θ; compute it from θ with torch operations, without detach or .item()"

@@ -101,8 +101,9 @@ def majorant(subject: Subject) -> None:
     if not regularizer.smooth or not offered:
         raise NotApplicable("it has no half-quadratic structure")
     require(len(offered) == 3, f"it has {', '.join(offered)}, but a solver needs all of {', '.join(wanted)}")
-    t = regularizer.analyse(theta, x)
+    t, offset = regularizer.analyse(theta, x), regularizer.offset(theta)
     adjoint(case, t)
+    t = t if offset is None else t - offset
     weights = regularizer.majorant(theta, t)
     require(bool((weights >= 0).all()), "the weights of the majorant must not be negative")
     gradient = regularizer.synthesise(theta, weights * t, x.shape[1:])
@@ -216,7 +217,8 @@ def _points(case: Trial) -> dict[str, torch.Tensor]:
 
 def _product(case: Trial, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     def product(v: torch.Tensor) -> torch.Tensor:
-        return case.regularizer.linearize(case.theta, x.expand(len(v), *x.shape[1:]))(v)
+        theta = case.bound(case.raw, torch.zeros(len(v), dtype=torch.long))
+        return case.regularizer.linearize(theta, x.expand(len(v), *x.shape[1:]))(v)
 
     return product
 

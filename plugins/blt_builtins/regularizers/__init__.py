@@ -73,6 +73,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "regularizer",
+            "adaptive",
+            "blt_builtins.regularizers.adaptive:Adaptive",
+            "Another regularizer with weights that a small network reads off the measurements.",
+        ),
+        Component(
+            "regularizer",
             "crr",
             "blt_builtins.regularizers.crr:ConvexRidge",
             "Convex ridge regularizer: learned filters and learned potentials, as splines.",

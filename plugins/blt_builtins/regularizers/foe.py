@@ -61,6 +61,8 @@ class FieldOfExperts(Regularizer):
         weight: initial weight e^{θ_0 + θ_j} of a filter of unit norm.
         start: initial kernels: finite differences in the colour axes, the smoothest cosines, or Gaussian noise.
         basis: coordinates of the kernels, scaled cosines or pixels.
+        least_nu: the smallest ν that training may choose. Below half a step of 8 bits or so, a smaller one hardly
+            changes images, but costs iterations.
     """
 
     def __init__(
@@ -73,7 +75,10 @@ class FieldOfExperts(Regularizer):
         weight: Annotated[float, Gt(0)] = 0.04,
         start: Literal["differences", "dct", "random"] = "differences",
         basis: Literal["dct", "pixel"] = "dct",
+        least_nu: Annotated[float, Ge(0)] = 0.0,
     ) -> None:
+        if least_nu > nu:
+            raise ValueError(f"least_nu {least_nu:g} is larger than the initial nu {nu:g}; use at most that")
         self.filters = filters
         self.kernel_size = kernel_size
         self.boundary: Boundary = boundary
@@ -82,6 +87,7 @@ class FieldOfExperts(Regularizer):
         self.weight = weight
         self.start = start
         self.basis = basis
+        self.least_nu = least_nu
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         if self.start == "random":
@@ -168,7 +174,10 @@ class FieldOfExperts(Regularizer):
         return bank_constants(bank, x, radius)
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
-        return self.project_gradient(theta)
+        theta = self.project_gradient(theta)
+        if self.least_nu:
+            theta["log_smoothing"] = theta["log_smoothing"].clamp_min(math.log(self.least_nu))
+        return theta
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
         kernels = gradient["kernels"]
@@ -185,6 +194,9 @@ class FieldOfExperts(Regularizer):
 
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return self._form(theta).of.weights(t)
+
+    def potential(self, theta: Theta, t: Tensor) -> Tensor:
+        return self._form(theta).of.potential(t)
 
     def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor:
         return self._form(theta).bank.symbol(curvature, shape)

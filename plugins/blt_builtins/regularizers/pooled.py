@@ -71,6 +71,7 @@ class PooledExperts(FieldOfExperts):
     # What holds for potentials of single responses only.
     pairing_gradients = Regularizer.pairing_gradients
     constants = Regularizer.constants
+    potential = Regularizer.potential
 
     def __init__(
         self,
@@ -122,6 +123,8 @@ class WeaklyConvexPooledExperts(WeaklyConvexExperts):
         pooling: side w of the window in which squares are averaged, odd; 1 for none.
         mixing: initial share of a filter in the groups of all others together; 0 keeps groups of one filter.
     """
+
+    potential = Regularizer.potential
 
     def __init__(
         self,

@@ -32,14 +32,15 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from blt_builtins.regularizers.wrapped import WrappedRegularizer, of_base
 from blt_builtins.weight_maps import extremes, flat_map, roughness, weights_at
-from bltoolbox.plugin import Bound, Regularizer, Theta, join, split
+from bltoolbox.plugin import Bound, Regularizer, Theta
 
 #: What the base must provide.
 _NEEDED = ("density", "analyse", "synthesise", "majorant")
 
 
-class Weighted(Regularizer):
+class Weighted(WrappedRegularizer):
     """A regularizer with a learned map of weights.
 
     Args:
@@ -63,8 +64,7 @@ class Weighted(Regularizer):
             raise ValueError(
                 f"{type(base).__name__} cannot be weighted, it {trouble}; use tv, foe or tikhonov"
             )
-        self.base = base
-        self.cheap = base.cheap
+        super().__init__(base)
         self.grid = grid
         self.smoothness = smoothness
 
@@ -76,34 +76,19 @@ class Weighted(Regularizer):
             "smoothness": 0.5,
         }
 
-    def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-        return {"log_map": flat_map(shape, self.grid)} | join(base=self.base.init_params(shape, generator))
-
-    def prepare(self, theta: Theta) -> Theta:
-        return _Prepared(theta, self.base.prepare(split(theta, "base")))
-
-    def upgrade(self, theta: Theta) -> dict[str, Tensor]:
-        return self._with_base(theta, self.base.upgrade)
-
-    def project(self, theta: Theta) -> dict[str, Tensor]:
-        return self._with_base(theta, self.base.project)
-
-    def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        return self._with_base(gradient, self.base.project_gradient)
+    def own_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        return {"log_map": flat_map(shape, self.grid)}
 
     def penalty(self, theta: Theta) -> Tensor | None:
         own = self.smoothness * roughness(theta["log_map"]) if self.smoothness else None
-        others = self.base.penalty(split(theta, "base"))
+        others = super().penalty(theta)
         return own if others is None else others if own is None else own + others
-
-    def check(self, shape: Sequence[int]) -> str | None:
-        return self.base.check(shape)
 
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return self.density(theta, x).sum((1, 2))
 
     def density(self, theta: Theta, x: Tensor) -> Tensor:
-        density = self.base.density(self._of_base(theta), x)
+        density = self.base.density(of_base(theta), x)
         return weights_at(theta["log_map"], density.shape[1:]) * density
 
     def gradient(self, theta: Theta, x: Tensor) -> Tensor:
@@ -129,42 +114,15 @@ class Weighted(Regularizer):
         return (self.majorant(theta, t) * t * self.analyse(theta, q)).flatten(1).sum(1)
 
     def lipschitz(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        bound = self.base.lipschitz(self._of_base(theta), shape)
+        bound = self.base.lipschitz(of_base(theta), shape)
         return None if bound is None else extremes(theta["log_map"])[1] * bound
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        bound = self.base.strong_convexity(self._of_base(theta), shape)
+        bound = self.base.strong_convexity(of_base(theta), shape)
         return None if bound is None else extremes(theta["log_map"])[0] * bound
 
-    def analyse(self, theta: Theta, x: Tensor) -> Tensor:
-        return self.base.analyse(self._of_base(theta), x)
-
-    def synthesise(self, theta: Theta, t: Tensor, shape: Sequence[int]) -> Tensor:
-        return self.base.synthesise(self._of_base(theta), t, shape)
-
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
-        return weights_at(theta["log_map"], t.shape[-2:]) * self.base.majorant(self._of_base(theta), t)
-
-    def analysis_norm(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        return self.base.analysis_norm(self._of_base(theta), shape)
-
-    def symbol(self, theta: Theta, curvature: Tensor, shape: Sequence[int]) -> Tensor | None:
-        return self.base.symbol(self._of_base(theta), curvature, shape)
+        return weights_at(theta["log_map"], t.shape[-2:]) * self.base.majorant(of_base(theta), t)
 
     def pictures(self, theta: Theta) -> Tensor:
         return theta["log_map"].exp()[None, None]
-
-    def _of_base(self, theta: Theta) -> Theta:
-        return theta.base if isinstance(theta, _Prepared) else split(theta, "base")
-
-    def _with_base(self, theta: Theta, change: Callable[[Theta], Theta]) -> dict[str, Tensor]:
-        """θ with the parameters of the base changed."""
-        return {"log_map": theta["log_map"]} | join(base=change(split(theta, "base")))
-
-
-class _Prepared(dict[str, Tensor]):
-    """θ with the prepared parameters of the base."""
-
-    def __init__(self, theta: Theta, base: Theta) -> None:
-        super().__init__(theta)
-        self.base = base

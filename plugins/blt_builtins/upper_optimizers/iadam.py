@@ -1,7 +1,7 @@
 """Inexact Adam: the hypergradient and accuracies of ISGD, with a separate step scale for each parameter.
 
     m ← β₁m + (1−β₁)z,   v ← β₂v + (1−β₂)z²,        θ⁺ = Π(θ − α_k m̂/(√v̂ + ϵ)),   m̂ = m/(1−β₁ᵗ),  v̂ = v/(1−β₂ᵗ)
-    α_k = α_0 (k+1)^{−a},   ε_k = ε_0 (k+1)^{−b},   δ_k = δ_0 (k+1)^{−b}
+    α_k = α_0 max(1, (k+1)/K)^{−a},   ε_k = ε_0 (k+1)^{−b},   δ_k = δ_0 (k+1)^{−b}
 
 z = z_{v_k}(θ_k) is the hypergradient of the sampled objective, with the lower level solved to ‖x̃ − x̂‖ ≤ ε_k and the
 adjoint system to a residual δ_k; t counts the non-zero z. Kernels, log-weights and smoothing have gradients of very
@@ -11,7 +11,9 @@ If all of z is zero, as for an empty batch, θ does not move, since it would dri
 draws, and m, v and t do not change, since they would shrink later z. Only the schedules advance.
 
 When to choose it: regularizers with parameters of different kinds (`foe`), mini-batches, and little time to tune the
-step. Unlike ISGD, it has no convergence theory for inexact z; `step_decay: 0.5` reduces oscillations at the end.
+step. Unlike ISGD, it has no convergence theory for inexact z; `step_decay: 0.5` reduces oscillations at the end. With
+many parameters (`adaptive`), keep the step for most of the run and then let it fall fast: `step_hold: 1000` and
+`step_decay: 2` leave a quarter after 2000 steps.
 
 References: Kingma & Ba, *Adam: a method for stochastic optimization*, ICLR 2015; Salehi, Mukherjee, Roberts &
 Ehrhardt, *Bilevel learning with inexact stochastic gradients*, 2024.
@@ -38,6 +40,7 @@ class IAdam(UpperOptimizer):
     Args:
         step: α_0; about the distance that a parameter moves in one step.
         step_decay: exponent a of the step; 0 is a fixed step.
+        step_hold: K, the number of steps before the step decays.
         beta1: β₁, the decay of the mean of z.
         beta2: β₂, the decay of the mean of its square.
         epsilon: ϵ, the size below which a gradient counts as zero, times `loss_scale`.
@@ -52,6 +55,7 @@ class IAdam(UpperOptimizer):
         self,
         step: Annotated[float, Gt(0)] = 1e-2,
         step_decay: Annotated[float, Ge(0)] = 0.0,
+        step_hold: Annotated[int, Ge(1)] = 1,
         beta1: Momentum = 0.9,
         beta2: Momentum = 0.999,
         epsilon: Annotated[float, Gt(0)] = 1e-8,
@@ -61,6 +65,7 @@ class IAdam(UpperOptimizer):
     ) -> None:
         self.step_size = step
         self.step_decay = step_decay
+        self.step_hold = step_hold
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
@@ -78,7 +83,7 @@ class IAdam(UpperOptimizer):
     def step(self, theta: Theta, oracle: Oracle, state: Mapping[str, Any]) -> Step:
         sampled = sampled_gradient(oracle, theta, state, self.tol, self.adjoint_tol, self.tol_decay)
         result, value, k = sampled.result, sampled.result.value, state["k"]
-        alpha = state["shrunk"] * power_decay(self.step_size, self.step_decay, k)
+        alpha = state["shrunk"] * power_decay(self.step_size, self.step_decay, k, self.step_hold)
         metrics = step_metrics(alpha, sampled.tol, sampled.adjoint_tol, result.gradient)
         after = sampled.state | {"k": k + 1}
         if metrics["gradient_norm"] == 0:

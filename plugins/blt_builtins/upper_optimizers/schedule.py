@@ -57,9 +57,9 @@ def sampled_gradient(
     return Sampled(result, accuracy, adjoint_accuracy, after)
 
 
-def power_decay(first: float, decay: float, k: int) -> float:
-    """a_k = a_0 (k+1)^{−decay}; summable for a decay above 1."""
-    return float(first * (k + 1) ** -decay)
+def power_decay(first: float, decay: float, k: int, hold: int = 1) -> float:
+    """a_k = a_0 ((k+1)/hold)^{−decay}, and a_0 for the first ``hold`` steps; summable for a decay above 1."""
+    return float(first * max(1.0, (k + 1) / hold) ** -decay)
 
 
 def descend(oracle: Oracle, theta: Theta, direction: Theta, alpha: float) -> dict[str, Tensor]:
