@@ -45,11 +45,16 @@ class HalfQuadratic(LowerSolver):
         return chosen
 
     def _gradient(
-        self, lower: Lower, composite: Composite, x: Tensor, t: tuple[Tensor, Tensor]
+        self,
+        lower: Lower,
+        composite: Composite,
+        x: Tensor,
+        t: tuple[Tensor, Tensor],
+        first: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """∇h, and the curvatures of the two parabolas; None means 1."""
+        """∇h, and the curvatures of the two parabolas; None means 1. ``first`` is that of ``Composite.touch``."""
         lower.counter.gradients += len(x)
-        slopes, (weights, curvature) = composite.touch(t)
+        slopes, (weights, curvature) = composite.touch(t, first)
         gradient = composite.adjoint(slopes)
         if composite.ridge:
             gradient = gradient.add_(x, alpha=composite.ridge)
