@@ -13,6 +13,9 @@ from torch import Tensor
 
 from bltoolbox.bilevel.preconditioner import Preconditioner
 
+#: Slope and curvature of one block.
+Touch = tuple[Tensor, Tensor]
+
 
 class Composite(Protocol):
     """h = Σ_k ψ_k(K_k x) + (μ_0/2)‖x‖², blocks k: the structure that majorise–minimise solvers need."""
@@ -30,8 +33,15 @@ class Composite(Protocol):
         """Σ_k K_kᵀ t_k; may write to ``t``."""
         ...
 
-    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
-        """Slopes ψ_k'(t_k), and curvatures of the parabolas that touch ψ_k there and lie above it."""
+    def touch(
+        self, t: tuple[Tensor, ...], first: Touch | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
+        """Slopes ψ_k'(t_k), and curvatures of the parabolas that touch ψ_k there and lie above it; both may be known of
+        the first block."""
+        ...
+
+    def majorant(self) -> Callable[[Tensor], Tensor] | None:
+        """The curvatures of the first block as a function of t that can be compiled, if there is one."""
         ...
 
     def preconditioner(
@@ -73,8 +83,13 @@ class TiltedComposite:
     def adjoint(self, t: tuple[Tensor, ...]) -> Tensor:
         return self.composite.adjoint(t)
 
-    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
-        return self.composite.touch(t)
+    def touch(
+        self, t: tuple[Tensor, ...], first: Touch | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
+        return self.composite.touch(t, first)
+
+    def majorant(self) -> Callable[[Tensor], Tensor] | None:
+        return self.composite.majorant()
 
     def preconditioner(
         self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0

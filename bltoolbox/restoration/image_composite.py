@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bltoolbox.bilevel.composite import Touch
 from bltoolbox.bilevel.preconditioner import Preconditioner
 from bltoolbox.restoration.roles import DataTerm, Regularizer
 from bltoolbox.restoration.spectral import spectral
@@ -48,15 +50,23 @@ class ImageComposite:
         # Where A is the identity, the slopes of the data term are at hand to be written to.
         return data.add_(image) if back is data else image + back
 
-    def touch(self, t: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
+    def touch(
+        self, t: tuple[Tensor, ...], first: Touch | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | float, ...]]:
         lower, (prior, data) = self.lower, t
-        if (offset := lower.problem.regularizer.offset(lower.prior_theta)) is not None:
-            prior = prior - offset
-        weights = lower.problem.regularizer.majorant(lower.prior_theta, prior)
+        if first is None:
+            if (offset := lower.problem.regularizer.offset(lower.prior_theta)) is not None:
+                prior = prior - offset
+            weights = lower.problem.regularizer.majorant(lower.prior_theta, prior)
+            first = weights * prior, weights
         theta = lower.data_theta
         slope = lower.problem.data_term.gradient(theta, data, lower.y)
         curvature = lower.problem.data_term.majorant(theta, data, lower.y)
-        return (weights * prior, slope), (weights, curvature)
+        return (first[0], slope), (first[1], curvature)
+
+    def majorant(self) -> Callable[[Tensor], Tensor] | None:
+        regularizer, theta = self.lower.problem.regularizer, self.lower.prior_theta
+        return None if regularizer.offset(theta) is not None else regularizer.pointwise_majorant(theta)
 
     def preconditioner(
         self, curvatures: tuple[Tensor | float, ...], always: bool = False, shift: Tensor | float = 0.0

@@ -342,6 +342,10 @@ class Regularizer(Parametric):
         """w(t) = ψ'(t)/t, the curvature of the parabola above ψ that touches it at t; ∇R = Cᵀ(w(t)·t)."""
         raise NotImplementedError(f"{type(self).__name__} has no majorant")
 
+    def pointwise_majorant(self, theta: Theta) -> Callable[[Tensor], Tensor] | None:
+        """t ↦ w(t) where it treats each entry of t by itself and can be compiled; None where it does not."""
+        return None
+
     def potential(self, theta: Theta, t: Tensor) -> Tensor:
         """ψ(t), entry by entry; only where ψ does not mix entries."""
         raise NotImplementedError(f"{type(self).__name__} has no potential of single entries")

@@ -62,6 +62,7 @@ GIVES = {
 OFFERS = {
     "standard_params": "standard parameters for a baseline",
     "analyse": "an analysis operator",
+    "pointwise_majorant": "weights that can be compiled",
     "analysis_norm": "a bound of its analysis operator",
     "centre": "a centre of its own for a cold solve",
     "check": "a check of the image size",

@@ -57,6 +57,7 @@ def work(options: argparse.Namespace) -> None:
     from bltoolbox import Model
     from bltoolbox.bilevel.lower_loop import solve
     from bltoolbox.bilevel.memory import keep_freed_memory
+    from bltoolbox.bilevel.oracle import BilevelOracle
     from bltoolbox.bilevel.records import Accuracy, Batch
     from bltoolbox.plugin import join
     from bltoolbox.testing import make_oracle, variational
@@ -77,8 +78,8 @@ def work(options: argparse.Namespace) -> None:
     else:
         theta = dict(Model.load("denoise-color-foe").theta)
     theta = {name: value.float() for name, value in theta.items()}
-    if "estimates" in make_oracle.__code__.co_varnames:
-        arguments["estimates"] = True
+    if "estimates" in BilevelOracle.__init__.__code__.co_varnames:
+        arguments["estimates"] = True  # as runs do
     oracle = make_oracle(
         images,
         foe,
@@ -123,9 +124,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkout", type=Path, nargs="?")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, help="at most; 4, or 100 with --target")
     parser.add_argument("--move", type=float, default=0.003)
-    parser.add_argument("--step", type=float, default=4e-3)
+    parser.add_argument("--step", type=float, default=1e-2)
     parser.add_argument("--side", type=int, default=64)
     parser.add_argument("--count", type=int, default=16)
     parser.add_argument("--target", type=float)
@@ -140,7 +141,8 @@ def main() -> None:
     versions = {"now": Version(ROOT, arguments), "before": Version(options.checkout.resolve(), arguments)}
     totals = {name: {"wall": 0.0, "cpu": 0.0, "mm": 0.0, "cg": 0.0} for name in versions}
     running, count = set(versions), dict.fromkeys(versions, 0)
-    for number in range(options.steps + 1):
+    most = options.steps or (4 if options.target is None else 100)
+    for number in range(most + 1):
         for name in sorted(running):
             row = versions[name].step()
             if number or options.target is not None:

@@ -1,9 +1,9 @@
 """How fast the toolbox is against published style, and against the machine.
 
     make bench                          a few minutes on 2 cores
-    python tests/benchmarks/speed.py --json speed.json [--slow] [--threads 2]
+    python tests/benchmarks/speed.py --json speed.json [--count 8] [--slow] [--threads 2]
 
-One batch of 32 colour images of 96² (BSDS500 crops if $BLT_DATA names a folder with bsd-train-96, else crops of the
+One batch of colour images of 96² (BSDS500 crops if $BLT_DATA names a folder with bsd-train-96, else crops of the
 photographs of scikit-image), a trained Field of Experts, float32, the same threads, tolerances and stopping rule for
 both. Candidates take turns, and the best of several times counts. Wanted ratios are printed as met or missed; nothing
 is asserted, as these figures depend on the machine. ``difference`` is relative for derivatives; for whole solves it is
@@ -37,6 +37,7 @@ from bltoolbox import Model
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.bilevel.memory import keep_freed_memory
 from bltoolbox.bilevel.oracle import BilevelOracle
+from bltoolbox.bilevel.precision import computing
 from bltoolbox.bilevel.records import Accuracy, Batch, Theta
 from bltoolbox.bilevel.roles import LowerSolver
 from bltoolbox.restoration.metrics import METRICS, measure
@@ -44,7 +45,7 @@ from bltoolbox.restoration.theta import join, split
 from bltoolbox.restoration.variational import VariationalTasks
 from bltoolbox.testing import full_batch, make_oracle, variational
 
-COUNT, SIDE, NOISE = 32, 96, 25 / 255
+COUNT, SIDE, NOISE = 8, 96, 25 / 255
 #: What each ratio should be.
 WANTED = {
     "gradient": 2.2,
@@ -57,9 +58,11 @@ WANTED = {
     "training to a test PSNR": 10.0,
 }
 ROOFLINE = 2.5
+#: Images of a step of training.
+_BATCH = 32
 
 
-def crops(count: int = COUNT, test: bool = False) -> Tensor:
+def crops(count: int = 32, test: bool = False) -> Tensor:
     folder = Path(os.environ.get("BLT_DATA", "")) / "bsd-train-96"
     if folder.is_dir():
         images = np.load(folder / ("test.npy" if test else "train.npy"), mmap_mode="r")[:count]
@@ -80,7 +83,8 @@ def measured(oracle: BilevelOracle, ids: range) -> tuple[Tensor, Tensor]:
 class Bench:
     """The problem, in both ways of writing it."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, count: int = COUNT) -> None:
+        self.count = count
         trained = Model.load(model)
         foe = trained.problem.regularizer
         assert isinstance(foe, FieldOfExperts)
@@ -89,9 +93,9 @@ class Bench:
         self.theta = {name: value.float() for name, value in own.items()} | {
             "kernels": foe.kernels(own).float()
         }
-        self.images = crops()
+        self.images = crops(count)
         self.oracle = self.new_oracle(MemoryGradient())
-        self.x_true, self.y = measured(self.oracle, range(COUNT))
+        self.x_true, self.y = measured(self.oracle, range(count))
         self.lower = (
             variational(Identity(), self.foe)
             .at(join(regularizer=self.theta), self.x_true.shape[1:])
@@ -151,7 +155,7 @@ class Bench:
             def ours(solver: LowerSolver, name: str, tol: float = tol, found: dict[str, Any] = found) -> None:
                 oracle = self.new_oracle(solver)
                 oracle.on(full_batch(oracle)).hypergradient(theta, Accuracy(tol), Accuracy(tol))
-                found[name] = oracle.solutions.get(range(COUNT), zeros)
+                found[name] = oracle.solutions.get(range(self.count), zeros)
 
             def theirs(tol: float = tol, found: dict[str, Any] = found) -> None:
                 found["published"] = self.published.hypergradient(
@@ -183,7 +187,7 @@ class Bench:
 
         def ours() -> None:
             batch.hypergradient(join(regularizer=moved), Accuracy(tol), Accuracy(tol))
-            found["ours"] = oracle.solutions.get(range(COUNT), zeros)
+            found["ours"] = oracle.solutions.get(range(self.count), zeros)
 
         def theirs() -> None:
             found["published"] = after.hypergradient(self.x_true, x_before, q_before, lipschitz, tol)[1]
@@ -218,7 +222,7 @@ class Bench:
         )
 
         def ours(theta: Theta, ids: range) -> dict[str, Tensor]:
-            batch = samples.on(Batch(ids, [len(samples.tasks) / COUNT] * COUNT))
+            batch = samples.on(Batch(ids, [len(samples.tasks) / _BATCH] * _BATCH))
             z = split(
                 batch.hypergradient(join(regularizer=theta), Accuracy(tol), Accuracy(tol)).gradient,
                 "regularizer",
@@ -237,8 +241,8 @@ class Bench:
             spent, quality = 0.0, 0.0
             for k in range(most):
                 began = time.perf_counter()
-                first = k * COUNT % (len(train) - COUNT + 1)
-                theta = step(theta, range(first, first + COUNT))
+                first = k * _BATCH % (len(train) - _BATCH + 1)
+                theta = step(theta, range(first, first + _BATCH))
                 spent += time.perf_counter() - began
                 quality = self._quality(regularizer, theta, test, noisy)
                 if quality >= level:
@@ -260,7 +264,7 @@ class Bench:
     def roofline(self, repeats: int) -> None:
         """One iteration of each solver against the time its two convolutions take at the speed of a matrix product."""
         filters, channels, size, _ = self.theta["kernels"].shape
-        flops = 2 * 2 * COUNT * SIDE**2 * filters * channels * size**2
+        flops = 2 * 2 * self.count * SIDE**2 * filters * channels * size**2
         solvers: dict[str, LowerSolver] = {
             "mm": MemoryGradient(),
             "mm, compiled": MemoryGradient(compile=True),
@@ -272,7 +276,7 @@ class Bench:
             state = solver.step(self.lower, solver.init(self.lower, self.lower.start(), {}))
             return lambda: solver.step(self.lower, state)
 
-        with torch.no_grad():
+        with torch.no_grad(), computing(self.y.device):
             steps = {name: stepping(solver) for name, solver in solvers.items()}
             times = best_times(steps | {"product": product}, 8 * repeats)
         speed = PRODUCT_FLOPS / times["product"]
@@ -300,12 +304,13 @@ def main() -> None:
     parser.add_argument("--slow", action="store_true", help="also train to a test PSNR with both")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--count", type=int, default=COUNT, help="images in the batch")
     parser.add_argument("--model", default="denoise-color-foe", help="a trained Field of Experts")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    bench = Bench(options.model)
-    print(f"{COUNT} images of {SIDE}², {options.threads} threads, torch {torch.__version__}")
+    bench = Bench(options.model, options.count)
+    print(f"{options.count} images of {SIDE}², {options.threads} threads, torch {torch.__version__}")
     print(f"{'':34}{'bltoolbox':>13}{'published':>14}{'ratio':>9}")
     bench.roofline(options.repeats)
     bench.derivatives(2 * options.repeats)

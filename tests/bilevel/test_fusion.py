@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from helpers import initial, normal, small_foe
 
 from blt_builtins.lower_solvers.mm import MemoryGradient, compact_gram, gram
 from blt_builtins.operators.identity import Identity
+from blt_builtins.regularizers.pooled import PooledExperts
+from blt_builtins.regularizers.tv import TotalVariation
+from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
 from bltoolbox.bilevel.fusion import Fused
 from bltoolbox.bilevel.lower_loop import solve
+from bltoolbox.plugin import Regularizer
 from bltoolbox.restoration.theta import join
 from bltoolbox.testing import variational
 
@@ -21,7 +26,6 @@ from bltoolbox.testing import variational
 def test_both_ways_to_sum_products_agree() -> None:
     weights, a, b = normal(3, 2, 5, 4).abs(), normal(3, 2, 5, 4, seed=1), normal(3, 2, 5, 4, seed=2)
     torch.testing.assert_close(gram(a, b, weights), compact_gram(a, b, weights))
-    torch.testing.assert_close(gram(a, b), compact_gram(a, b))
 
 
 def test_without_a_compiler_it_goes_on_with_a_line(
@@ -51,3 +55,27 @@ def test_compiled_solves_are_the_plain_ones(caplog: pytest.LogCaptureFixture) ->
     plain, compiled = (solve(MemoryGradient(compile), lower, y, 1e-9) for compile in (False, True))
     assert not [record for record in caplog.records if record.name.startswith("bltoolbox")], "it was compiled"
     torch.testing.assert_close(compiled.x, plain.x, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    [small_foe("symmetric"), WeaklyConvexExperts(3, 3), PooledExperts(3, 3), TotalVariation()],
+    ids=lambda regularizer: type(regularizer).__name__,
+)
+def test_fused_passes_are_the_plain_ones(regularizer: Regularizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given to the compiler computes the same, with and without a majorant that can be compiled."""
+    given: set[str] = set()
+
+    def compiled(function: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+        given.add(function.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    y = normal(3, 3, 12, 10)
+    lower = variational(Identity(), regularizer).at(join(regularizer=initial(regularizer)), y.shape[1:]).on(y)
+    plain, fused = (solve(MemoryGradient(compile), lower, y, 1e-7) for compile in (False, True))
+    assert given == {
+        "compact_gram",
+        "advance" if type(regularizer) in (PooledExperts, TotalVariation) else "advance_and_touch",
+    }
+    torch.testing.assert_close(fused.x, plain.x, rtol=0, atol=1e-7)

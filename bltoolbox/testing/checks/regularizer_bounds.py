@@ -106,6 +106,9 @@ def majorant(subject: Subject) -> None:
     t = t if offset is None else t - offset
     weights = regularizer.majorant(theta, t)
     require(bool((weights >= 0).all()), "the weights of the majorant must not be negative")
+    if (pointwise := regularizer.pointwise_majorant(theta)) is not None:
+        same = torch.equal(pointwise(t), weights)
+        require(same, "pointwise_majorant(theta) must give what majorant(theta, t) gives")
     gradient = regularizer.synthesise(theta, weights * t, x.shape[1:])
     expected = regularizer.gradient(theta, x)
     require_close(

@@ -195,6 +195,9 @@ class FieldOfExperts(Regularizer):
     def majorant(self, theta: Theta, t: Tensor) -> Tensor:
         return self._form(theta).of.weights(t)
 
+    def pointwise_majorant(self, theta: Theta) -> Callable[[Tensor], Tensor] | None:
+        return self._form(theta).of.weights
+
     def potential(self, theta: Theta, t: Tensor) -> Tensor:
         return self._form(theta).of.potential(t)
 

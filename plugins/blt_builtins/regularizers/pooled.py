@@ -71,6 +71,7 @@ class PooledExperts(FieldOfExperts):
     # What holds for potentials of single responses only.
     pairing_gradients = Regularizer.pairing_gradients
     constants = Regularizer.constants
+    pointwise_majorant = Regularizer.pointwise_majorant
     potential = Regularizer.potential
 
     def __init__(
@@ -124,6 +125,7 @@ class WeaklyConvexPooledExperts(WeaklyConvexExperts):
         mixing: initial share of a filter in the groups of all others together; 0 keeps groups of one filter.
     """
 
+    pointwise_majorant = Regularizer.pointwise_majorant
     potential = Regularizer.potential
 
     def __init__(
