@@ -224,6 +224,11 @@ class LowerSolver(Role):
         that do not depend on the iteration, since samples finish in different iterations."""
         return state
 
+    def quick(self) -> LowerSolver:
+        """The solver for cold solves to a few digits, of a large picture for instance; this one unless another is
+        faster."""
+        return self
+
     def inverse(self, state: Any, v: Tensor) -> Tensor:
         """The inverse Hessian that the solver has built, times v; ``state`` is its ``outcome``."""
         raise NotImplementedError(f"{type(self).__name__} builds no inverse Hessian")

@@ -253,7 +253,7 @@ def _restore_all(
             outcome = apply_to(job, restorer, noise, *compared, shown.picture(index, job.source.name))
             outcomes.append(outcome)
             if talk and outcome.status == "restored":
-                shown.message(picture_line(outcome))
+                shown.message(picture_line(outcome, accuracy=restorer.tol is not None))
             if outcome.error is not None:
                 shown.message(f"error: {outcome.error}")
     except (KeyboardInterrupt, Interrupted):

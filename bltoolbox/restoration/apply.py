@@ -40,6 +40,8 @@ class Outcome:
     overlap: int | None = None
     seam: float | None = None
     iterations: int | None = None
+    #: The certified root mean square distance to the exact minimiser.
+    distance: float | None = None
     seconds: float | None = None
     #: Each metric by name, of the picture as it was and as it is restored.
     before: dict[str, float | None] = field(default_factory=dict)
@@ -125,6 +127,8 @@ def _note(outcome: Outcome, picture: Picture, reports: Sequence[Report]) -> None
     outcome.overlap = reports[0].overlap
     outcome.seam = max(report.seam for report in reports)
     outcome.iterations = sum(report.iterations for report in reports)
+    distances = [report.distance for report in reports if report.distance is not None]
+    outcome.distance = max(distances) if len(distances) == len(reports) else None
     outcome.notes += [*picture.notes, *(note for report in reports for note in report.notes)]
     if picture.format == "JPEG" and reports[0].estimated and reports[0].noise is not None:
         note = correlation_note(picture.colours, reports[0].noise)

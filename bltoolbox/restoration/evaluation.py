@@ -104,8 +104,13 @@ def solve_cold(solver: LowerSolver, lower: Lower, tol: float, limit: int) -> Sol
 
     Not differentiable.
     """
+    return solve_until(solver, lower, lower.gradient_tol(tol), limit)
+
+
+def solve_until(solver: LowerSolver, lower: Lower, residual: Tensor | float, limit: int) -> Solution:
+    """The same to a residual."""
     with full_precision(lower.mu):
-        solution = solve(solver, lower, lower.estimate(), lower.gradient_tol(tol), limit=limit)
+        solution = solve(solver, lower, lower.estimate(), residual, limit=limit)
     for status in solution.status:
         if status in (Status.NOT_FINITE, Status.DIVERGED):
             raise NumericalError(f"lower-level solver {type(solver).__name__}: {status.value}")

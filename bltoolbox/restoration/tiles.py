@@ -81,6 +81,8 @@ class Report:
     #: The largest jump from pixel to pixel where tiles meet, in the mean along a border, for values in [0, 1].
     seam: float
     iterations: int
+    #: The root mean square distance to the exact minimiser that is certified, of each tile; None where none is.
+    distance: float | None
     notes: tuple[str, ...]
 
 
@@ -100,7 +102,7 @@ class Restorer:
     Args:
         model: what to restore with.
         tol: root mean square distance to the exact minimiser (of its gradient to 0, where no strong convexity is
-            known); by default it depends on the noise, and on whether results have 8 bits or more.
+            known); by default what can be seen decides, which depends on the noise and the bits of results.
         tile: side of the tiles.
         estimates: whether the noise level is estimated where none is given, and compared with an estimate where one
             is; otherwise it is the model's own.
@@ -159,7 +161,8 @@ class Restorer:
             *solve.notes(cut.tiles),
             *seam_notes(cut.seam),
         )
-        facts = cut.tiles, cut.overlap, cut.seam, solve.iterations
+        distance = None if math.isnan(solve.distance) else solve.distance
+        facts = cut.tiles, cut.overlap, cut.seam, solve.iterations, distance
         return cut.out, Report(choice.sigma, choice.estimated, *facts, notes)
 
     def _geometry(self, height: int, width: int) -> Geometry | None:

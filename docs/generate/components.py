@@ -96,6 +96,7 @@ OFFERS = {
     "pairing_gradients": "mixed derivatives sample by sample",
     "penalty": "a penalty on θ",
     "persists": "warm starts beside x",
+    "quick": "another solver for pictures",
     "pictures": "pictures of what was learned",
     "potential": "values of its potential, entry by entry",
     "potential_sum": "values of its potential",

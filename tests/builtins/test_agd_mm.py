@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blt_builtins.lower_solvers.agd import AGD
 from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.lower_solvers.mm_lbfgs import MajorisedLBFGS
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.tv import TotalVariation
 from bltoolbox.bilevel.lower_loop import solve
@@ -49,6 +50,7 @@ PATHS: dict[str, tuple[type[LowerSolver], Callable[[Regularizer], Regularizer], 
     "agd-unknown-mu": (AGD, lambda prior: prior, Unsure),
     "agd-backtracking-unknown-mu": (AGD, uncertified, Unsure),
     "mm": (MemoryGradient, lambda prior: prior, Gain),
+    "mm-lbfgs": (MajorisedLBFGS, lambda prior: prior, Gain),
 }
 every_path = pytest.mark.parametrize("path", PATHS)
 every_prior = pytest.mark.parametrize("prior", PRIORS)
@@ -122,7 +124,7 @@ def test_solution_of_a_quadratic_is_the_closed_form(path: str, ridge: float) -> 
 def test_distance_to_the_minimiser_is_at_most_residual_over_mu(
     path: str, prior: str, constraint: str
 ) -> None:
-    if constraint == "box" and path == "mm":
+    if constraint == "box" and path.startswith("mm"):
         pytest.skip("mm has no constraint")
     y = noisy(3, noise=0.3)
     solver, lower = make(path, prior, y, constraint=constraint)
@@ -158,7 +160,7 @@ def test_mm_never_increases_the_energy(prior: str) -> None:
         assert (energy <= before + 1e-13 * before.abs()).all()
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path != "mm"])
+@pytest.mark.parametrize("path", [path for path in PATHS if not path.startswith("mm")])
 @pytest.mark.parametrize("prior", ["foe", "tv"])
 @pytest.mark.parametrize(("constraint", "low", "high"), [("box", 0.0, 1.0), ("nonnegative", 0.0, None)])
 class TestConstraints:

@@ -11,6 +11,7 @@ import torch
 from bltoolbox import load_recipe, run
 from bltoolbox.config.recipe import Recipe, recipe_variants
 from bltoolbox.config.shipped_recipes import shipped_recipes
+from bltoolbox.errors import RecipeError
 
 # The images are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)
@@ -61,6 +62,14 @@ def test_it_is_valid_and_says_how_to_run_it(path: Path) -> None:
     name = path.relative_to(RECIPES).with_suffix("").as_posix()
     comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert any(f"blt run {name}" in line or f"blt run recipes/{name}" in line for line in comments)
+
+
+def test_the_first_recipe_takes_any_regularizer_and_a_box() -> None:
+    """The first commands of the README and the tutorial replace its regularizer by one that has only an energy."""
+    for change in ("regularizer=icnn", "constraint=box"):
+        load_recipe("denoise", [change])
+        with pytest.raises(RecipeError):
+            load_recipe("denoise", [change, "lower_solver=mm"])
 
 
 @every_variant

@@ -92,14 +92,18 @@ def _heartbeat() -> Callable[[float, str], None]:
     return show
 
 
-def picture_line(outcome: Outcome) -> str:
-    """What was done to a picture."""
+def picture_line(outcome: Outcome, accuracy: bool = False) -> str:
+    """What was done to a picture; with its certified ``accuracy`` where one was asked for."""
     from bltoolbox.restoration.noise_level import show_noise
 
     how = " (estimated)" if outcome.noise_estimated else ""
     facts = [] if outcome.noise is None else [f"noise {show_noise(outcome.noise)}{how}"]
     if (outcome.tiles or 1) > 1:
         facts.append(f"{outcome.tiles} tiles overlapping by {outcome.overlap} pixels")
+    if accuracy and outcome.distance is not None:
+        facts.append(f"certified: at most {outcome.distance:.1e} from the minimiser (RMS)")
+    elif accuracy:
+        facts.append("not certified: --tol bounds the gradient, since no strong convexity is known")
     return ": ".join(
         filter(None, (f"{outcome.input} → {outcome.output}", "; ".join([*facts, *outcome.notes])))
     )

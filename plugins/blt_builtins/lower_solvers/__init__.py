@@ -25,6 +25,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "lower_solver",
+            "mm-lbfgs",
+            "blt_builtins.lower_solvers.mm_lbfgs:MajorisedLBFGS",
+            "Quasi-Newton steps under a majorant; for large images to a few digits, no step size.",
+        ),
+        Component(
+            "lower_solver",
             "gd",
             "blt_builtins.lower_solvers.gd:GradientDescent",
             "Plain gradient descent; slow but monotone, the reference and the simplest example of a solver.",

@@ -26,6 +26,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from blt_builtins.lower_solvers.line_search import Point, line_search
+from blt_builtins.lower_solvers.secants import flat, image
 from bltoolbox.plugin import Lower, LowerSolver, Rows, dot, expand, norm
 
 
@@ -59,14 +60,14 @@ class LBFGS(LowerSolver):
     def init(self, lower: Lower, x0: Tensor, kept: Rows) -> LBFGSState:
         point = Point.at(lower, x0)
         scale = 1 / lower.lipschitz if lower.bounded else torch.ones_like(lower.mu)
-        none = _flat(x0).new_zeros(len(x0), 0, _flat(x0).shape[1])
+        none = flat(x0).new_zeros(len(x0), 0, flat(x0).shape[1])
         residual = norm(point.gradient)
         return LBFGSState(x0, residual, point.gradient, point.energy, none, none, none[:, :, 0], scale)
 
     def step(self, lower: Lower, state: LBFGSState) -> LBFGSState:
         direction = self._direction(state)
         point, moved = line_search(lower, Point(state.x, state.gradient, state.energy), direction)
-        s, y = _flat(point.x - state.x), _flat(point.gradient - state.gradient)
+        s, y = flat(point.x - state.x), flat(point.gradient - state.gradient)
         sy, yy = dot(s, y), dot(y, y)
         curved = sy > torch.finfo(s.dtype).eps ** 0.5 * norm(s) * norm(y)
         rho = torch.where(curved, 1 / torch.where(curved, sy, 1.0), 0.0)
@@ -92,15 +93,15 @@ class LBFGS(LowerSolver):
         return replace(state, s=s, y=y, rho=torch.nn.functional.pad(state.rho, (missing, 0)))
 
     def inverse(self, state: LBFGSState, v: Tensor) -> Tensor:
-        return _image(_product(state, _flat(v)), state.x)
+        return image(_product(state, flat(v)), state.x)
 
     def _direction(self, state: LBFGSState) -> Tensor:
         """−B∇h, or the scaled −∇h where rounding makes that no descent direction."""
-        gradient = _flat(state.gradient)
+        gradient = flat(state.gradient)
         q = _product(state, gradient)
         downhill = dot(q, gradient) > 0
         q = torch.where(expand(downhill, q), q, gradient * state.scale.unsqueeze(1))
-        return -_image(q, state.x)
+        return -image(q, state.x)
 
 
 def _product(state: LBFGSState, v: Tensor) -> Tensor:
@@ -114,13 +115,3 @@ def _product(state: LBFGSState, v: Tensor) -> Tensor:
         beta = state.rho[:, j] * dot(state.y[:, j], q)
         q = torch.addcmul(q, (coefficient - beta).unsqueeze(1), state.s[:, j])
     return q
-
-
-def _flat(x: Tensor) -> Tensor:
-    """Images as rows, in the order of their memory: a view."""
-    return x.movedim(1, -1).flatten(1)
-
-
-def _image(row: Tensor, like: Tensor) -> Tensor:
-    """Rows as images: the inverse of ``_flat``."""
-    return row.view(len(row), *like.shape[2:], like.shape[1]).movedim(-1, 1)

@@ -24,24 +24,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from blt_builtins.lower_solvers.half_quadratic import RENEWAL, HalfQuadratic, half_quadratic
+from blt_builtins.lower_solvers.mm_lbfgs import MajorisedLBFGS
 from bltoolbox.plugin import (
     Composite,
     Fused,
     Lower,
     LowerSolver,
-    NumericalError,
     Preconditioner,
     Preconditioning,
     Rows,
     dot,
     expand,
     norm,
-    unavailable,
 )
 
 
@@ -64,11 +63,7 @@ class MMState:
     forward_d: Tensor
 
 
-#: P is renewed after this many iterations.
-RENEWAL = 5
-
-
-class MemoryGradient(LowerSolver):
+class MemoryGradient(HalfQuadratic):
     """Majorise–minimise over the gradient and the last step.
 
     Args:
@@ -79,13 +74,8 @@ class MemoryGradient(LowerSolver):
             wherever operator and regularizer have a symbol (`spectral`).
     """
 
-    requires: ClassVar = {
-        "regularizer": ("analyse", "synthesise", "majorant"),
-        "data_term": ("majorant",),
-    }
-
     def __init__(self, compile: bool = False, preconditioner: Preconditioning = "auto") -> None:
-        self.preconditioner: Preconditioning = preconditioner
+        super().__init__(preconditioner)
         self.compile = compile
         # Passes over responses, of which there are many more than pixels.
         self._gram = Fused(compact_gram) if compile else gram
@@ -150,34 +140,8 @@ class MemoryGradient(LowerSolver):
     def outcome(self, state: MMState) -> MMState:
         return replace(state, preconditioner=None)
 
-    def _preconditioner(
-        self, composite: Composite, weights: Tensor, curvature: Tensor | None, always: bool = False
-    ) -> Preconditioner | None:
-        if self.preconditioner == "none":
-            return None
-        always = always or self.preconditioner == "spectral"
-        chosen = composite.preconditioner((weights, 1.0 if curvature is None else curvature), always)
-        if chosen is None and self.preconditioner == "spectral":
-            raise NumericalError(unavailable("mm"))
-        return chosen
-
-    def _gradient(
-        self,
-        lower: Lower,
-        composite: Composite,
-        x: Tensor,
-        t: tuple[Tensor, Tensor],
-        first: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """∇h, and the curvatures of the two parabolas; None means 1."""
-        lower.counter.gradients += len(x)
-        slopes, (weights, curvature) = composite.touch(t, first)
-        gradient = composite.adjoint(slopes)
-        if composite.ridge:
-            gradient = gradient.add_(x, alpha=composite.ridge)
-        if composite.tilt_curvature is not None:
-            gradient = gradient + composite.tilt(x)
-        return gradient, torch.as_tensor(weights), curvature if isinstance(curvature, Tensor) else None
+    def quick(self) -> LowerSolver:
+        return MajorisedLBFGS(preconditioner=self.preconditioner)
 
     def _subspace_minimiser(
         self, composite: Composite, state: MMState, p: Tensor, t_p: Tensor, forward_p: Tensor
@@ -195,16 +159,6 @@ class MemoryGradient(LowerSolver):
         if composite.ridge:
             system = torch.add(system, plain, alpha=composite.ridge)
         return minimiser_of(system, slopes, g.dtype)
-
-
-def half_quadratic(lower: Lower) -> Composite:
-    """h as the sum of a regularizer and a data term, both with majorising parabolas."""
-    if (composite := lower.composite()) is None:
-        raise NumericalError(
-            "mm needs a regularizer and a data term with majorants, and a loss with a known Lipschitz constant where a"
-            " method adds it to them; use agd, which does not"
-        )
-    return composite
 
 
 def minimiser_of(system: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
