@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Denoise with learned filters
 #
-# A regularizer with 24 learned filters against total variation with the best of five weights, on the same noise. The weight is
+# A regularizer that adapts to the image against total variation with the best of five weights, on the same noise. The weight is
 # chosen with the true image in hand, which favours total variation.
 # %%
 import matplotlib.pyplot as plt
@@ -38,7 +38,7 @@ from bltoolbox.plugin import shown_filters
 
 filters = shown_filters(model.problem, model.prepared).detach()
 print(f"{len(filters)} filters, {model.size} parameters")
-figure, axes = plt.subplots(2, 12, figsize=(10, 1.8))
+figure, axes = plt.subplots(2, 8, figsize=(8, 2))
 for axis, kernel in zip(axes.flat, filters, strict=True):
     axis.imshow(kernel.squeeze(), cmap="gray")
     axis.set_axis_off()

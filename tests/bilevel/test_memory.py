@@ -79,7 +79,7 @@ import torch
 import bltoolbox, bltoolbox.bilevel.memory as memory
 memory.ctypes.CDLL, memory.WHILE = Library, 0.0
 from bltoolbox import Model
-Model.load("denoise-gray").restore(torch.rand(24, 24).numpy())
+Model.load("denoise-gray-foe").restore(torch.rand(24, 24).numpy())
 print(calls)
 """
 )

@@ -165,18 +165,16 @@ def test_former_parameters_are_upgraded(case: str) -> None:
 
 
 def test_former_files_restore_the_same_and_continue(tmp_path: Path) -> None:
-    model = Model.load("denoise-gray", device="cpu")
+    model = Model.load("denoise-color-wc", device="cpu")
     regularizer = cast(WeaklyConvexExperts, model.problem.regularizer)
     exact = {name: value.double() for name, value in split(model.theta, "regularizer").items()}
     old = {name: value.float() for name, value in former(regularizer, exact).items()}
     file = tmp_path / "former.safetensors"
     replace(model, theta=join(regularizer=old)).save(file)
-    y = smooth_images(1, (1, 24, 24)).float() + 0.1 * normal(1, 1, 24, 24).float()
+    y = smooth_images(1, (3, 24, 24)).float() + 0.1 * normal(1, 3, 24, 24).float()
     torch.testing.assert_close(Model.load(file, "cpu").solve(y), model.solve(y), rtol=0, atol=1e-5)
     experiment = assemble(
-        load_recipe(
-            "denoise-wc", ["color=gray", f"init={file}", "data.count=32", "device=cpu", "evaluation=null"]
-        )
+        load_recipe("denoise-wc", [f"init={file}", "data.count=32", "device=cpu", "evaluation=null"])
     )
     assert set(experiment.theta) == set(model.theta)
 
