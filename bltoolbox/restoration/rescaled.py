@@ -109,6 +109,10 @@ class Rescaled(Regularizer):
         # ψ_s(t) = s² ψ(t/s), so that ψ_s'(t)/t is ψ'(t/s)/(t/s).
         return self.base.majorant(theta, t / self.scale)
 
+    def pointwise_majorant(self, theta: Theta) -> Callable[[Tensor], Tensor] | None:
+        majorant = self.base.pointwise_majorant(theta)
+        return None if majorant is None else lambda t: majorant(t / self.scale)
+
     def offset(self, theta: Theta) -> Tensor | None:
         offset = self.base.offset(theta)
         return None if offset is None else self.scale * offset

@@ -61,7 +61,7 @@ def test_images_below_the_limit_are_treated_exactly(filters, channels, size, sha
         assert exact <= float(mirrored_norm(kernels, weights, shape, certificate)) <= excess * exact
 
 
-@pytest.mark.parametrize("name", ["denoise-color-foe", "denoise-gray"])
+@pytest.mark.parametrize("name", ["denoise-color-foe", "denoise-gray-foe"])
 def test_within_15_percent_for_learned_filters(name):
     model = Model.load(name)
     theta = {key: value.double() for key, value in split(model.theta, "regularizer").items()}
