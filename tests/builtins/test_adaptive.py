@@ -231,7 +231,7 @@ def test_the_overlap_of_tiles_knows_the_way_through_the_weights(adaptive: Adapti
 
 def test_a_layer_is_differentiable_in_the_measurements_through_the_weights() -> None:
     model = varied_model(dtype="float64")
-    y = noisy(1, (1, 9, 11))[0].requires_grad_()
+    y = noisy(1, (1, 6, 7))[0].requires_grad_()
     layer = bltoolbox.layer(model, tol=1e-11)
     torch.autograd.gradcheck(layer, (y,), eps=1e-5, atol=1e-6, rtol=1e-5)
 
