@@ -75,7 +75,7 @@ def blt_components() -> list[Component]:
             "regularizer",
             "adaptive",
             "blt_builtins.regularizers.adaptive:Adaptive",
-            "Another regularizer with weights that a small network reads off the measurements.",
+            "Another regularizer that adapts to each image: a small network reads weights and a guess off it.",
         ),
         Component(
             "regularizer",

@@ -60,7 +60,7 @@ _NEEDED = ("analyse", "synthesise", "majorant", "potential")
 
 
 class Adaptive(WrappedRegularizer):
-    """A regularizer with weights that a network reads off the measurements.
+    """A regularizer with weights and a guess that a network reads off the measurements.
 
     Args:
         base: the regularizer that is weighted: foe or wcfoe.
