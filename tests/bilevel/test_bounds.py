@@ -88,7 +88,7 @@ def _settings() -> Iterator[ParameterSet]:
                 yield pytest.param(prior, solver, draw, seeds, marks=() if quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("prior", "solver", "draw", "seeds"), _settings())
+@pytest.mark.parametrize(("prior", "solver", "draw", "seeds"), list(_settings()))
 def test_bound_is_above_the_error_and_within_a_factor_of_100(
     prior: Callable[[], Regularizer], solver: str, draw: Draw, seeds: Sequence[int]
 ) -> None:

@@ -164,7 +164,7 @@ def triples() -> Iterator[ParameterSet]:
             yield pytest.param(term, noise, operator, loss, marks=() if quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("term", "noise", "operator", "loss"), triples())
+@pytest.mark.parametrize(("term", "noise", "operator", "loss"), list(triples()))
 def test_hypergradients_agree_with_central_differences(
     term: str, noise: str, operator: str, loss: str
 ) -> None:
