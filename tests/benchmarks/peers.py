@@ -264,7 +264,9 @@ def main() -> None:
     parser.add_argument(
         "--published", action="store_true", help="also time published style, which takes longer"
     )
-    parser.add_argument("--restore", action="store_true", help="also restore the crops, with bm3d and deepinv")
+    parser.add_argument(
+        "--restore", action="store_true", help="also restore the crops, with bm3d and deepinv"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
