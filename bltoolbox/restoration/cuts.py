@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 VISIBLE = 0.5 / 255
 #: Pixels on each side of a cut over which tiles fade into each other, if their overlap is twice that.
 FADE = 8
+#: Tiles begin at multiples of this, so that networks with strides see the same groups of pixels in every tile.
+PACE = 4
 #: Pixels along a border whose mean jump counts: a seam is a line. What differs at single pixels is the accuracy of
 #: two solves, as it is everywhere else.
 _STRETCH = 16
@@ -162,8 +164,7 @@ def _intervals(length: int, side: int, overlap: int, least: int) -> Iterator[tup
         missing = fast_length(end - begin) - (end - begin)
         behind = min(missing, length - end)
         begin = max(0, begin - missing + behind)
-        # Networks with a stride of 2 see the same pairs of pixels in every tile.
-        yield slice(begin - begin % 2, end + behind), slice(first, last)
+        yield slice(begin - begin % PACE, end + behind), slice(first, last)
 
 
 def fast_length(length: int) -> int:

@@ -35,6 +35,7 @@ class Rescaled(Regularizer):
         self.smooth = base.smooth  # type: ignore[misc]
         self.uniform = base.uniform
         self.cheap = base.cheap
+        self.undo = base.undo
 
     def offers(self, method: str) -> bool:
         return self.base.offers(method)

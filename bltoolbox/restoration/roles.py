@@ -216,7 +216,8 @@ class Regularizer(Parametric):
     and ``gradient`` is any subgradient. One that treats places differently, e.g. by a map of weights, declares
     ``uniform = False``: then pictures are not cut into tiles. One whose Hessian products cost less than a cosine
     transform of the image, such as finite differences, declares ``cheap = True``: then it is not preconditioned by
-    default, even if it has a ``symbol``.
+    default, even if it has a ``symbol``. One whose ``guide`` should see the measurements with the operator undone
+    declares ``undo``, the weight λ of (AᵀA + λ∇ᵀ∇)⁻¹Aᵀy.
 
     One with auxiliary variables has ``extra_channels``: x then has these channels after those of the image, in every
     method. The shapes that methods receive are those of images, except for ``synthesise``.
@@ -228,6 +229,7 @@ class Regularizer(Parametric):
     smooth: ClassVar[bool] = True
     uniform: bool = True
     cheap: bool = False
+    undo: float | None = None
 
     @abstractmethod
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
@@ -238,7 +240,9 @@ class Regularizer(Parametric):
         """R_θ of each sample, shape (B,)."""
 
     def guide(self, theta: Theta, start: Tensor) -> Rows:
-        """What the regularizer reads off ``start``, the start of a cold solve: one row per sample, e.g. weights.
+        """What the regularizer reads off ``start``: one row per sample, e.g. weights.
+
+        ``start`` is the start of a cold solve, or what ``undo`` makes of it.
 
         R may depend on the measurements through it, R_θ(x; y), but not otherwise. ``theta`` is prepared, and the result
         differentiable in it and in ``start``. Bounds must hold for every guide. Nothing, the default, is read.

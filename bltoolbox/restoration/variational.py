@@ -40,6 +40,7 @@ from bltoolbox.restoration.metrics import METRICS, UNIT, ImageMetric, Range
 from bltoolbox.restoration.rescaled import Rescaled
 from bltoolbox.restoration.roles import DataTerm, Noise, Operator, Regularizer, UpperLoss
 from bltoolbox.restoration.theta import join, prepare, split
+from bltoolbox.restoration.undoing import Undoing
 
 Constraint = Literal["none", "nonnegative", "box"]
 
@@ -303,7 +304,23 @@ class VariationalAt:
         regularizer = self.problem.regularizer
         if not regularizer.offers("guide"):
             return {}
-        return regularizer.guide(self.prepared["regularizer"], self.start(y, context))
+        return regularizer.guide(self.prepared["regularizer"], self.seen(y, context))
+
+    def seen(self, y: Tensor, context: Rows) -> Tensor:
+        """What the regularizer reads: the start, with the operator undone where it asks for that and cosines
+        diagonalise it."""
+        if self._undoing is None or y.shape[1:] != self.shape:
+            return self.start(y, context)
+        y = self.problem.data_term.centre(self.data_theta(context), y)
+        return self._undoing.apply(self.problem.operator.adjoint(y, self.prepared["operator"], context))
+
+    @cached_property
+    def _undoing(self) -> Undoing | None:
+        operator, weight = self.problem.operator, self.problem.regularizer.undo
+        learned = bool(self.prepared["operator"])  # u is not differentiable in its parameters
+        if weight is None or operator.identity or learned or self.operator_symbol is None:
+            return None
+        return Undoing(self.operator_symbol, weight)
 
     def data_theta(self, context: Rows) -> Theta:
         """The parameters of the data term for samples with this context."""

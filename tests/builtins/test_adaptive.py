@@ -13,6 +13,7 @@ from toy_models import noisy_picture, toy_model
 
 import bltoolbox
 from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.operators.blur import Blur
 from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.adaptive import Adaptive
 from blt_builtins.regularizers.foe import FieldOfExperts
@@ -21,6 +22,7 @@ from bltoolbox import load_recipe, run
 from bltoolbox.config.registry import load_registry
 from bltoolbox.errors import BltError, RecipeError, UsageError
 from bltoolbox.plugin import Regularizer, keyed_generator
+from bltoolbox.restoration.cuts import PACE
 from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.image_lower import ImageLower
 from bltoolbox.restoration.model import Model
@@ -34,10 +36,11 @@ SHAPE = (1, 9, 11)
 
 @pytest.fixture(params=["foe", "wcfoe"])
 def adaptive(request: pytest.FixtureRequest) -> Adaptive:
-    base: Regularizer = small_foe("symmetric")
     if request.param == "wcfoe":
-        base = WeaklyConvexExperts(filters=3, kernel_size=3, nu=0.05, weight=0.05)
-    return Adaptive(base, features=4, layers=2)
+        return Adaptive(
+            WeaklyConvexExperts(filters=3, kernel_size=3, nu=0.05, weight=0.05), features=4, layers=2
+        )
+    return Adaptive(small_foe("symmetric"), features=4, layers=1, coarse=1)
 
 
 def theta_of(adaptive: Adaptive, shape: tuple[int, ...] = SHAPE) -> dict[str, Tensor]:
@@ -96,10 +99,73 @@ def test_without_a_guide_it_is_the_base(adaptive: Adaptive) -> None:
     torch.testing.assert_close(adaptive.energy(theta, x), adaptive.base.energy(own, x))
 
 
-def test_a_shift_of_the_image_by_two_pixels_shifts_its_weights(adaptive: Adaptive) -> None:
-    theta, y = theta_of(adaptive, (1, 32, 32)), noisy(1, (1, 32, 32))
-    whole, part = (adaptive.guide(theta, image)["weights"] for image in (y, y[:, :, 2:, 4:]))
-    torch.testing.assert_close(part[:, :, 12:-12, 12:-12], whole[:, :, 14:-12, 16:-12])
+def test_a_shift_of_the_image_by_a_stride_shifts_its_weights(adaptive: Adaptive) -> None:
+    theta, y = theta_of(adaptive, (1, 48, 48)), noisy(1, (1, 48, 48))
+    stride = 4 if adaptive.coarse else 2
+    assert PACE % stride == 0
+    whole, part = (adaptive.guide(theta, image)["weights"] for image in (y, y[:, :, stride:, 4:]))
+    torch.testing.assert_close(part[:, :, 16:-16, 16:-16], whole[:, :, 16 + stride : -16, 20:-16])
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (9, 11), (10, 13), (7, 6)])
+def test_images_of_any_size_have_a_guess_and_weights_at_every_pixel(sides: tuple[int, int]) -> None:
+    adaptive = Adaptive(small_foe("symmetric"), features=4, layers=1, coarse=2)
+    guide = adaptive.guide(theta_of(adaptive), noisy(2, (1, *sides)))
+    assert guide["guess"].shape == (2, 1, *sides)
+    assert guide["weights"].shape == (2, 3, *sides)
+
+
+def test_coarse_layers_see_further() -> None:
+    """Which pixels of the weights change with one pixel of the image."""
+    reach = []
+    for options in ({"layers": 2}, {"layers": 1, "coarse": 1}):
+        adaptive = Adaptive(small_foe("symmetric"), features=4, **options)
+        theta, y = theta_of(adaptive), noisy(1, (1, 64, 64))
+        changed = y.clone()
+        changed[..., 32, 32] += 1
+        difference = (adaptive.guide(theta, changed)["weights"] - adaptive.guide(theta, y)["weights"]).abs()
+        rows = torch.nonzero(difference.amax((0, 1, 3))).flatten()
+        reach.append(int(rows.max() - rows.min()))
+    assert reach[1] > reach[0]
+
+
+def blurred(undo: float | None) -> tuple[Adaptive, Blur]:
+    adaptive = Adaptive(small_foe("symmetric"), features=4, layers=1, coarse=1, undo=undo)
+    return adaptive, Blur(size=3, sigma=1.0)
+
+
+def test_what_it_sees_of_a_blurred_image_solves_the_normal_equations() -> None:
+    adaptive, blur = blurred(0.05)
+    y = noisy(2, SHAPE)
+    u = lower_level(adaptive, y, blur, theta_of(adaptive)).at.seen(y, {})
+    down, right = (torch.diff(u, dim=dim) for dim in (2, 3))
+    smooth = torch.zeros_like(u)
+    smooth[:, :, 1:] += down
+    smooth[:, :, :-1] -= down
+    smooth[..., 1:] += right
+    smooth[..., :-1] -= right
+    normal = blur.adjoint(blur.apply(u, {}, {}), {}, {}) + 0.05 * smooth
+    torch.testing.assert_close(normal, blur.adjoint(y, {}, {}), rtol=0, atol=1e-12)
+
+
+def test_it_sees_the_start_where_nothing_can_or_should_be_undone() -> None:
+    y, (adaptive, blur) = noisy(1, SHAPE), blurred(None)
+    for regularizer, operator in ((adaptive, blur), (blurred(0.05)[0], Identity())):
+        at = lower_level(regularizer, y, operator, theta_of(adaptive)).at
+        torch.testing.assert_close(at.seen(y, {}), y)
+
+
+def test_derivatives_in_blurred_measurements_include_what_was_undone() -> None:
+    adaptive, blur = blurred(0.05)
+    theta, y = theta_of(adaptive), noisy(2, SHAPE)
+    inputs = lower_level(adaptive, y, blur, theta).wrt("y")
+    x, q, change = noisy(2, SHAPE, seed=8), normal(2, *SHAPE, seed=9), normal(2, *SHAPE, seed=10)
+    claimed = (inputs.mixed(x, q, torch.ones(2).double())["y"] * change).sum()
+
+    def along(t: float) -> Tensor:
+        return (lower_level(adaptive, y + t * change, blur, theta).gradient(x) * q).sum()
+
+    torch.testing.assert_close(claimed, (along(1e-5) - along(-1e-5)) / 2e-5, rtol=1e-6, atol=1e-8)
 
 
 def test_a_sample_does_not_depend_on_its_batch_also_after_others_have_left(adaptive: Adaptive) -> None:
@@ -162,18 +228,23 @@ def test_derivatives_in_the_measurements_include_the_weights(adaptive: Adaptive)
     assert abs(float(claimed - plain)) > 1e-4  # what least squares alone would give
 
 
-@pytest.mark.parametrize("base", ["foe", "wcfoe"])
-def test_hypergradient_against_finite_differences(base: str) -> None:
+@pytest.mark.parametrize(
+    ("base", "operator"),
+    [("foe", "identity"), ("wcfoe", "identity"), ("foe", "{name: blur, size: 3, sigma: 1}")],
+)
+def test_hypergradient_against_finite_differences(base: str, operator: str) -> None:
     words = [
         "data={name: dead-leaves, count: 6, size: 16}",
         "evaluation=null",
         "validation.count=0",
         "color=gray",
         "lower_solver=mm",
+        f"operator={operator}",
+        "strong_convexity=0.1",
         "sampler={name: epoch, size: 3}",
         "device=cpu",
         f"regularizer={{name: adaptive, base: {{name: {base}, filters: 3, kernel_size: 3, nu: 0.05}}, features: 4,"
-        " layers: 1}",
+        " layers: 1, coarse: 1}",
     ]
     found = check_recipe(load_recipe("smoke", words), load_registry(), samples=3)
     assert found.passed, found.verdict
@@ -224,8 +295,8 @@ def test_tiles_see_the_same_weights_also_of_odd_pictures() -> None:
 def test_the_overlap_of_tiles_knows_the_way_through_the_weights(adaptive: Adaptive) -> None:
     theta, y = theta_of(adaptive), noisy(2, SHAPE)
     lower, x, change = lower_of(adaptive, y, theta), noisy(2, SHAPE, seed=8), normal(2, *SHAPE, seed=10)
-    ahead, behind = (lower_of(adaptive, y + h * change, theta).gradient(x) for h in (1e-5, -1e-5))
-    expected = (behind - ahead) / 2e-5
+    ahead, behind = (lower_of(adaptive, y + h * change, theta).gradient(x) for h in (1e-6, -1e-6))
+    expected = (behind - ahead) / 2e-6
     torch.testing.assert_close(response(lower, x, change), expected, rtol=1e-6, atol=1e-8)
 
 

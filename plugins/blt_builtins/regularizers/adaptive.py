@@ -1,7 +1,7 @@
 """Another regularizer that adapts to each image: a small network reads weights and a guess off the measurements.
 
     R_θ(x; y) = Σ_j Σ_p w_jp ψ_j(t_jp),     t = C(x − v),   Σ_j Σ_p ψ_j((Cx)_jp) = the base, e.g. `foe`
-    (w, v) = (s(N'), N''/10),               N = N_θ(u),  s(r) = 1/(1 + e^{−r}),  u = the start of a cold solve
+    (w, v) = (s(N'), N''/10),               N = N_θ(u),  s(r) = 1/(1 + e^{−r}),  u = y, or A⁻¹y but for noise
 
 Every response of every filter has a weight of its own between 0 and 1: small where nothing is known about it, large
 where it should be zero. And what is regularized is the difference to v, a guess of what varies in the image, which is 0
@@ -10,8 +10,10 @@ before training. N is a convolutional network on half of the rows and columns of
     h_0 = σ(V_0 ⋆ u + b_0),   h_k = h_{k−1} + σ(V_k ⋆ h_{k−1} + b_k),   N = V_L ⋆ h_{L−1} + b_L,   σ(r) = r s(r)
 
 V_0 has stride 2 and zero mean in each channel, since brightness should not matter; the last layer is pointwise and has
-the values of four neighbouring pixels. Its parameters and those of the base are learned together: y is fixed while x
-is solved for, so the hypergradient of the network is one backward pass through it.
+the values of four neighbouring pixels. With ``coarse`` layers, h_0 has more added to it that is computed on a quarter
+of rows and columns with twice as many features, d_0 = σ(D ⋆ h_0 + b), d_k as h_k, U d: layers there cost as much and
+see twice as far. All parameters are learned together with those of the base: y is fixed while x is solved for, so the
+hypergradient of the network is one backward pass through it.
 
 For given y nothing is lost: R is a sum of the same potentials, shifted, with weights of at most 1. It is convex if the
 base is, bounds of its curvature hold, and so do the certificates of the lower level, of `foe` as well as of `wcfoe`:
@@ -66,6 +68,9 @@ class Adaptive(WrappedRegularizer):
         base: the regularizer that is weighted: foe or wcfoe.
         features: channels of the network.
         layers: residual layers of 3×3 between the first and the last.
+        coarse: residual layers of 3×3 on a quarter of rows and columns, before those.
+        undo: what the network sees where cosines diagonalise the operator: λ of (AᵀA + λ∇ᵀ∇)⁻¹Aᵀy, the measurements
+            with the operator undone; null is the start of a cold solve. In denoising both are y.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class Adaptive(WrappedRegularizer):
         base: Regularizer,
         features: Annotated[int, Gt(0), Le(512)] = 48,
         layers: Annotated[int, Ge(0), Le(32)] = 5,
+        coarse: Annotated[int, Ge(0), Le(32)] = 0,
+        undo: Annotated[float, Gt(0)] | None = 0.02,
     ) -> None:
         missing = [method for method in _NEEDED if not base.offers(method)]
         if missing or base.offers("guide"):
@@ -83,11 +90,13 @@ class Adaptive(WrappedRegularizer):
         self.uniform = base.uniform
         self.features = features
         self.layers = layers
+        self.coarse = coarse
+        self.undo = undo
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
         base = {"name": "foe", "filters": 3, "kernel_size": 3, "nu": 0.1}
-        return {"base": base, "features": 4, "layers": 1}
+        return {"base": base, "features": 4, "layers": 1, "coarse": 1}
 
     def own_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         def normal(*sides: int) -> Tensor:
@@ -102,6 +111,16 @@ class Adaptive(WrappedRegularizer):
             **{f"network.biases_{k}": torch.zeros(n, dtype=torch.float64) for k in range(len(kernels))},
             "network.last": torch.zeros(weights, n, 1, 1, dtype=torch.float64),
             "network.last_biases": torch.zeros(weights, dtype=torch.float64),
+            **(self._coarse_params(normal) if self.coarse else {}),
+        }
+
+    def _coarse_params(self, normal: Callable[..., Tensor]) -> dict[str, Tensor]:
+        n, wide = self.features, 2 * self.features
+        kernels = [normal(wide, n, 2, 2), *(normal(wide, wide, _NEXT, _NEXT) for _ in range(self.coarse))]
+        return {
+            **{f"coarse.kernels_{k}": layer for k, layer in enumerate(kernels)},
+            **{f"coarse.biases_{k}": torch.zeros(wide, dtype=torch.float64) for k in range(len(kernels))},
+            "coarse.last": normal(4 * n, wide, 1, 1),
         }
 
     def project(self, theta: Theta) -> dict[str, Tensor]:
@@ -161,13 +180,20 @@ class Adaptive(WrappedRegularizer):
 
     def _network(self, theta: Theta, u: Tensor) -> Tensor:
         """N_θ(u): the channels of the guess, then those of the weights."""
-        height, width = u.shape[2:]
-        h = _layer(theta, 0, _pairs(u), _GAIN, stride=2)
-        for k in range(1, self.layers + 1):
-            h = h + _layer(theta, k, extend(h, _NEXT, "symmetric"))
+        h = _layer(theta, "network", 0, _pairs(u), _GAIN, stride=2)
+        if self.coarse:
+            h = h + self._coarse(theta, h)
+        h = _residual(theta, "network", self.layers, h)
         last = theta["network.last"] * (_UNIT / math.sqrt(self.features))
-        out = F.conv2d(h, last, _UNIT * theta["network.last_biases"])
-        return F.pixel_shuffle(out, 2)[:, :, :height, :width]
+        return _spread(F.conv2d(h, last, _UNIT * theta["network.last_biases"]), u)
+
+    def _coarse(self, theta: Theta, h: Tensor) -> Tensor:
+        """U d for the features h, which have an even number of rows and columns or are mirrored."""
+        rows, columns = (length % 2 for length in h.shape[2:])
+        even = torch.cat([h, h[:, :, -1:]], dim=2) if rows else h
+        even = torch.cat([even, even[..., -1:]], dim=3) if columns else even
+        d = _residual(theta, "coarse", self.coarse, _layer(theta, "coarse", 0, even, stride=2))
+        return _spread(F.conv2d(d, _scaled(theta["coarse.last"])), h)
 
     def _responses(self, shape: Sequence[int]) -> int:
         """The number of filters of the base."""
@@ -175,11 +201,26 @@ class Adaptive(WrappedRegularizer):
         return self.base.analyse(theta, torch.zeros(1, *shape, dtype=torch.float64)).shape[1]
 
 
-def _layer(theta: Theta, k: int, seen: Tensor, gain: float = 1.0, stride: int = 1) -> Tensor:
-    """σ(V_k ⋆ seen + b_k), V_k with the standard deviation of its fan-in at first."""
-    kernels = theta[f"network.kernels_{k}"]
-    kernels = kernels * (_UNIT * gain / math.sqrt(kernels[0].numel()))
-    return F.silu(F.conv2d(seen, kernels, theta[f"network.biases_{k}"], stride=stride))
+def _layer(theta: Theta, part: str, k: int, seen: Tensor, gain: float = 1.0, stride: int = 1) -> Tensor:
+    """σ(V_k ⋆ seen + b_k)."""
+    kernels = _scaled(theta[f"{part}.kernels_{k}"], gain)
+    return F.silu(F.conv2d(seen, kernels, theta[f"{part}.biases_{k}"], stride=stride))
+
+
+def _residual(theta: Theta, part: str, layers: int, h: Tensor) -> Tensor:
+    for k in range(1, layers + 1):
+        h = h + _layer(theta, part, k, extend(h, _NEXT, "symmetric"))
+    return h
+
+
+def _scaled(kernels: Tensor, gain: float = 1.0) -> Tensor:
+    """Kernels with the standard deviation of their fan-in at first."""
+    return kernels * (_UNIT * gain / math.sqrt(kernels[0].numel()))
+
+
+def _spread(values: Tensor, like: Tensor) -> Tensor:
+    """Values of four neighbours each, on the grid of ``like``: twice as many rows and columns, or one less."""
+    return F.pixel_shuffle(values, 2)[:, :, : like.shape[2], : like.shape[3]]
 
 
 def _pairs(u: Tensor) -> Tensor:
