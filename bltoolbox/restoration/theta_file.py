@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from bltoolbox.config.recipe import Recipe
 
 
+#: Entries from which a tensor is one of a network.
+_MANY = 1000
+
+
 def encode(
     theta: Theta, recipe: Recipe, span: Range | None = UNIT, shape: Sequence[int] | None = None
 ) -> bytes:
@@ -51,6 +55,16 @@ def _in_order(content: bytes) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
     return len(text).to_bytes(8, "little") + text + content[start:]
+
+
+def halved(theta: Theta) -> dict[str, Tensor]:
+    """θ with its large tensors in half precision, for files; ``one_precision`` takes that back. Tensors that would
+    overflow stay as they are."""
+    largest = torch.finfo(torch.float16).max
+    return {
+        name: value.half() if value.numel() >= _MANY and float(value.abs().max()) <= largest else value
+        for name, value in theta.items()
+    }
 
 
 def read_range(metadata: Mapping[str, Any], source: Path | str) -> Range:

@@ -16,7 +16,7 @@ from bltoolbox.bilevel.tensors import keyed_generator
 from bltoolbox.config.shown import Shown
 from bltoolbox.errors import BltError, RecipeError
 from bltoolbox.restoration.from_recipe import build, build_evaluation_solver
-from bltoolbox.restoration.theta_file import encode, one_precision
+from bltoolbox.restoration.theta_file import encode, halved, one_precision
 from bltoolbox.restoration.usable import find_misfit, find_overflow_in_task
 from bltoolbox.runs.files import write_bytes
 
@@ -55,9 +55,11 @@ class Trained(Shown):
         """The bytes of the θ file."""
         return encode(self.theta, self.recipe, None)
 
-    def save(self, path: Path | str) -> None:
-        """Write θ and the recipe to one file, atomically."""
-        write_bytes(Path(path), self.encoded())
+    def save(self, path: Path | str, half: bool = False) -> None:
+        """Write θ and the recipe to one file, atomically; with ``half``, the weights of networks in half precision,
+        which halves the file."""
+        written = self.with_theta(halved(self.theta)) if half else self
+        write_bytes(Path(path), written.encoded())
 
     def find_flaw(self, expected: Theta, tasks: Tasks | None, constants: bool = True) -> str | None:
         """Why θ, which has names and shapes of ``expected``, cannot be used for ``tasks``; None if it can."""

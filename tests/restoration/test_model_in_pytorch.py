@@ -198,3 +198,22 @@ def test_what_cannot_be_restored(colour: Model, tmp_path: Path) -> None:
     Image.fromarray(as_bytes(noisy_picture(9, 10))).convert("CMYK").save(tmp_path / "inks.jpg")
     with pytest.raises(BltError, match=r"has the colours CMYK.*use blt apply"):
         colour.restore(tmp_path / "inks.jpg")
+
+
+def test_a_model_saved_in_half_precision_is_half_as_large_and_restores_alike(tmp_path: Path) -> None:
+    whole = gray_model(
+        regularizer={"name": "adaptive", "base": FOE, "features": 24, "layers": 2}, dtype="float32"
+    )
+    for half in (False, True):
+        whole.save(tmp_path / f"{half}.safetensors", half=half)
+    sizes = [(tmp_path / f"{half}.safetensors").stat().st_size for half in (False, True)]
+    assert sizes[1] < 0.6 * sizes[0]
+    halved = Model.load(tmp_path / "True.safetensors", device="cpu")
+    assert {value.dtype for value in halved.theta.values()} == {torch.float32}
+    for name, value in halved.theta.items():
+        exact = value.numel() < 1000
+        torch.testing.assert_close(
+            value, whole.theta[name], rtol=0 if exact else 1e-3, atol=0 if exact else 1e-7
+        )
+    y = noisy(1, (1, 16, 16)).float()
+    torch.testing.assert_close(halved.solve(y, 1e-4), whole.solve(y, 1e-4), rtol=0, atol=2e-3)
