@@ -48,7 +48,7 @@ def theory(
     plugin: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Measure both sides of the convergence theorem on a small recipe.
+    """Measure both sides of the convergence theorem of ISGD.
 
     For example: blt theory smoke data.size=16
 
