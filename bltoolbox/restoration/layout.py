@@ -39,4 +39,6 @@ def to_gray(images: Tensor) -> Tensor:
     """Batches of three channels as one, by ITU-R BT.601; others as they are."""
     if images.ndim != 4 or images.shape[1] != 3:
         return images
-    return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA)).unsqueeze(1)
+    # Pixel by pixel: the last bit of a product of matrices depends on the number of images.
+    red, green, blue = (part * share for part, share in zip(images.unbind(1), LUMA, strict=True))
+    return (red + green + blue).unsqueeze(1)
