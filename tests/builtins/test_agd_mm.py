@@ -86,16 +86,15 @@ class TestAccuracy:
     def test_a_sample_alone_equals_the_same_sample_in_a_mixed_batch(self, path: str, prior: str) -> None:
         y = noisy(4) * torch.tensor([1.0, 0.01, 3.0, 0.3], dtype=torch.float64).view(-1, 1, 1, 1)
         solver, lower = make(path, prior, y)
-        together = solve(solver, lower, torch.zeros_like(y), 1e-6, limit=20_000)
+        # mm on a quadratic is conjugate gradients: it stops before rounding has taken its directions from each other.
+        tol = 1e-2 if (path, prior) == ("mm", "quadratic") else 1e-6
+        together = solve(solver, lower, torch.zeros_like(y), tol, limit=20_000)
         assert len(set(together.iterations.tolist())) > 1, "the batch is meant to be of mixed difficulty"
         for i in range(4):
             one = lower.take(torch.tensor([i]))
-            alone = solve(solver, one, torch.zeros_like(one.y), 1e-6, limit=20_000)
+            alone = solve(solver, one, torch.zeros_like(one.y), tol, limit=20_000)
             assert alone.iterations.tolist() == together.iterations[i : i + 1].tolist()
-            # mm on a quadratic is conjugate gradients, which amplify rounding along converged eigenvectors: up to
-            # 1.04e-8 in twelve draws, a hundredth of the tolerance.
-            rounding = 2e-8 if (path, prior) == ("mm", "quadratic") else 1e-12
-            torch.testing.assert_close(alone.x, together.x[i : i + 1], rtol=0, atol=rounding)
+            torch.testing.assert_close(alone.x, together.x[i : i + 1], rtol=0, atol=1e-12)
 
     def test_a_start_at_the_minimiser_costs_nothing(self, path: str, prior: str) -> None:
         solver, lower = make(path, prior, noisy(2))
