@@ -157,14 +157,19 @@ def _intervals(length: int, side: int, overlap: int, least: int) -> Iterator[tup
     core = max(least, side - 2 * overlap)
     count = -(-length // core)
     core = -(-length // count)  # as even as possible, so that the last one is not a sliver
-    core += core % 2
+    core += -core % PACE
     for first in range(0, length, core):
         last = min(first + core, length)
-        begin, end = max(0, first - overlap), min(length, last + overlap)
-        missing = fast_length(end - begin) - (end - begin)
-        behind = min(missing, length - end)
-        begin = max(0, begin - missing + behind)
-        yield slice(begin - begin % PACE, end + behind), slice(first, last)
+        yield _around(first, last, overlap, length), slice(first, last)
+
+
+def _around(first: int, last: int, overlap: int, length: int) -> slice:
+    """What is looked at to keep ``first`` to ``last``: a little more than the overlap, for a length that is fast."""
+    begin, end = max(0, first - overlap), min(length, last + overlap)
+    begin -= begin % PACE
+    end = min(length, begin + fast_length(end - begin))
+    earlier = range(begin, max(-1, begin - (end - begin) // 8), -PACE)
+    return slice(next((start for start in earlier if end - start == fast_length(end - start)), begin), end)
 
 
 def fast_length(length: int) -> int:

@@ -139,6 +139,15 @@ def test_tiles_have_lengths_that_transform_fast() -> None:
             assert seen.start <= max(0, core.start - 24) and seen.stop >= min(1300, core.stop + 24)
 
 
+@pytest.mark.parametrize("length", [1301, 1302, 1303, 1304])
+def test_tiles_begin_where_networks_with_strides_see_the_same_groups(length: int) -> None:
+    parts = list(cuts.tiles(length, 500, 500, 24, 64))
+    assert all(tile.rows.start % cuts.PACE == 0 for tile in parts)
+    assert [tile.core_rows.start for tile in parts[1:]] == [tile.core_rows.stop for tile in parts[:-1]]
+    assert parts[-1].rows.stop == parts[-1].core_rows.stop == length
+    assert max(tile.rows.stop - tile.rows.start for tile in parts) <= 1.15 * 500
+
+
 def test_the_overlap_grows_with_the_reach() -> None:
     near, far = (
         Restorer(toy_model(regularizer={"name": "tikhonov", "weight": weight})).overlap
