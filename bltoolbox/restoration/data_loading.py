@@ -205,8 +205,9 @@ class Samples:
         return image_layout(stacked(tensors, self.device))
 
     def _find_shape(self) -> tuple[int, ...]:
-        """Of the images, from the first one; refuses recorded measurements that the operator cannot have made."""
-        ids = self.ids[:1]
+        """Of the images, from the last one, which no other one is derived from after it; refuses recorded measurements
+        that the operator cannot have made."""
+        ids = self.ids[-1:]
         exact = converted(self.data.context(ids), torch.float64)
         truth = self._clean(ids) if self.has_truth else None
         if truth is not None:
@@ -306,7 +307,7 @@ def _refuse_other_range(images: Tensor, span: tuple[float, float]) -> None:
     (low, high), least, most = span, float(images.min()), float(images.max())
     if least < 2 * low - high or most > 2 * high - low:
         raise ValueError(
-            f"the first image has values from {least:g} to {most:g}, far outside the range [{low:g}, {high:g}] of the"
+            f"an image has values from {least:g} to {most:g}, far outside the range [{low:g}, {high:g}] of the"
             f" data; give the range, e.g. [{math.floor(least)}, {math.ceil(most)}], or scale the images"
         )
 

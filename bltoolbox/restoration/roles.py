@@ -58,6 +58,10 @@ class Data(Role):
         """
         return None
 
+    def derived(self, id: int) -> bool:
+        """Whether image ``id`` is made from another one of its group, for training only: it is never held out."""
+        return False
+
 
 class Operator(Parametric):
     """The forward operator A_θ, linear in x. One with A x = x declares ``identity``: primal–dual solvers then use the

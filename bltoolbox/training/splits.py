@@ -12,7 +12,8 @@ from bltoolbox.restoration.roles import Data
 
 
 def hold_out(data: Data, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Ids for training and for validation: the last ``count`` images, and all others of their groups."""
+    """Ids for training and for validation: the last ``count`` images, and all others of their groups, of which those
+    that are derived from others are neither."""
     n = len(data)
     if not data.offers("group"):
         return range(n - count), range(n - count, n)
@@ -25,14 +26,16 @@ def hold_out(data: Data, count: int) -> tuple[Sequence[int], Sequence[int]]:
             if group in members:
                 members[group].append(i)
     held: set[int] = set()
+    left_out: set[int] = set()
     for i in reversed(range(n - count, n)):
         if len(held) >= count:
             break
         group = last[i]
-        held.update([i] if group is None else members[group])
-    if not held or min(held) == n - len(held):
+        for member in [i] if group is None else members[group]:
+            (left_out if data.derived(member) else held).add(member)
+    if not left_out and (not held or min(held) == n - len(held)):
         return range(n - len(held)), range(n - len(held), n)
-    return array("q", (i for i in range(n) if i not in held)), sorted(held)
+    return array("q", (i for i in range(n) if i not in held and i not in left_out)), sorted(held)
 
 
 def shared(training: Data, other: Data) -> list[int]:

@@ -79,6 +79,7 @@ OFFERS = {
     "extra_channels": "auxiliary variables",
     "gradient": "an analytic gradient",
     "group": "which of its images belong together",
+    "derived": "which of its images are for training only",
     "guide": "what it reads off the measurements",
     "init_params": "parameters that can be learned",
     "inverse": "the inverse Hessian that it builds",

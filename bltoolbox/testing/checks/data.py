@@ -70,7 +70,7 @@ def images(subject: Subject) -> None:
             kind = str(rows.dtype)[6:]
             require(rows.dtype == torch.float32, f"{name}({ids}): expected float32, got {kind}")
     if data.offers("clean"):
-        _check_range(data, ids)
+        _check_range(data, [id for id in {*ids, len(data) - 1} if not data.derived(id)])
 
 
 def _check_range(data: Data, ids: Sequence[int]) -> None:
@@ -109,6 +109,7 @@ def use(subject: Subject, data: Data, problem: int) -> Iterator[tuple[str, Any]]
     for id in ids:
         yield f"label({id})", data.label(id)
         yield f"group({id})", data.group(id)
+        yield f"derived({id})", data.derived(id)
 
 
 @holds(KIND, "an image does not depend on its batch")

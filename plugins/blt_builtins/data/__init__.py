@@ -49,6 +49,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "data",
+            "variants",
+            "blt_builtins.data.variants:Variants",
+            "Images of other data, also turned, mirrored and at other contrasts, for training.",
+        ),
+        Component(
+            "data",
             "stl10",
             "blt_builtins.data.stl10:STL10",
             "STL-10: 113,000 colour images 96×96; downloaded on request.",
