@@ -103,11 +103,23 @@ def test_a_network_learns_from_variants(tmp_path: Path) -> None:
     assert result.steps == 2
 
 
+def test_tiles_cover_the_middle_without_overlap_and_stay_with_their_photograph() -> None:
+    images = Images(shape=(7, 11))
+    data = Variants(images, tiles=3, symmetries=False)
+    assert len(data) == 6 * 6 and not any(data.derived(i) for i in range(36))
+    tiles = data.clean(range(6, 12))  # of the second image: two rows of three
+    middle = torch.cat([torch.cat(list(row), 2) for row in (tiles[:3], tiles[3:])], 1)
+    assert torch.equal(middle, images.images[1, :, :6, 1:10])
+    assert {data.group(i) for i in range(12)} == {"photograph 0"}
+    training, held = hold_out(data, 7)
+    assert (len(training), len(held)) == (24, 12)
+
+
 @pytest.mark.parametrize(
     ("images", "options", "message"),
     [
         (Images(maps=True), {}, "images come with map, which would have to be turned along"),
-        (Images(), {"symmetries": False}, "there are no variants"),
+        (Images(), {"tiles": 7}, "tiles of 7×7 do not fit into images of 6×6"),
         (Images(), {"contrast": (2.0, 1.0)}, r"contrast \[2.0, 1.0\] is not an interval"),
     ],
 )

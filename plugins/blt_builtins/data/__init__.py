@@ -51,7 +51,7 @@ def blt_components() -> list[Component]:
             "data",
             "variants",
             "blt_builtins.data.variants:Variants",
-            "Images of other data, also turned, mirrored and at other contrasts, for training.",
+            "Images of other data, in tiles, turned, mirrored and at other contrasts, for training.",
         ),
         Component(
             "data",
