@@ -14,6 +14,10 @@ groups.
 
 When to choose it: for `adaptive` and other regularizers of more parameters than a few thousand, and wherever
 photographs are few. Not where directions matter, as with gravity or a scanner; then ``symmetries: false``.
+
+References: Timofte, Rothe & Van Gool, *Seven ways to improve example-based single image super resolution*, CVPR 2016;
+Mohan, Kadkhodaie, Simoncelli & Fernandez-Granda, *Robust and interpretable blind image denoising via bias-free
+convolutional neural networks*, ICLR 2020.
 """
 
 from __future__ import annotations
