@@ -150,8 +150,8 @@ def smallest_ritz(system: System, start: Tensor, steps: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CGState:
-    """q, r = b − Hq by the recursion with its norm, the search direction p, ρ = ⟨r, P⁻¹r⟩, the smallest curvature
-    met so far, and a tiny number that keeps ρ positive."""
+    """q, r = b − Hq by the recursion with its norm; of the last step the direction p and ρ = ⟨r, P⁻¹r⟩ before it; the
+    smallest curvature met so far, and a tiny number that keeps ρ positive."""
 
     q: Tensor
     tol: Tensor
@@ -176,14 +176,13 @@ class ConjugateGradients:
     preconditioning: Preconditioning = "none"
 
     def init(self, system: System, rhs: Tensor, start: Tensor, tol: Tensor) -> CGState:
-        r = initial_residual(system, rhs, start)
-        preconditioner = self._preconditioner(system)
-        z = r if preconditioner is None else preconditioner.apply(r)
+        q, r = _rescaled(rhs, start, initial_residual(system, rhs, start))
         residual = norm(r)
-        lowest = torch.full_like(residual, float("inf"))
+        # By ρ = ∞ the first direction is P⁻¹r.
+        infinite = torch.full_like(residual, float("inf"))
         tiny = torch.full_like(residual, torch.finfo(residual.dtype).tiny)
-        rho = _positive_dot(r, z, residual, tiny)
-        return CGState(start, tol, residual, r, z, rho, lowest, tiny, preconditioner)
+        preconditioner = self._preconditioner(system)
+        return CGState(q, tol, residual, r, torch.zeros_like(r), infinite, infinite, tiny, preconditioner)
 
     def _preconditioner(self, system: System) -> Preconditioner | None:
         if self.preconditioning == "none":
@@ -195,18 +194,18 @@ class ConjugateGradients:
         return preconditioner
 
     def step(self, system: System, state: CGState) -> CGState:
-        product = system.hvp(state.p)
-        curvature = dot(state.p, product)
+        # The direction is made here, and not behind the residual, so that samples that are done cost no P⁻¹.
+        z = state.r if state.preconditioner is None else state.preconditioner.apply(state.r)
+        rho = _positive_dot(state.r, z, state.residual, state.tiny)
+        p = torch.addcmul(z, expand(rho / state.rho, z), state.p)
+        product = system.hvp(p)
+        curvature = dot(p, product)
         lowest = torch.minimum(state.lowest, curvature)
         # A sample that is solved exactly stays as it is until the host looks.
-        alpha = state.rho / torch.maximum(curvature, state.tiny)
-        q = torch.addcmul(state.q, expand(alpha, state.p), state.p)
+        alpha = rho / torch.maximum(curvature, state.tiny)
+        q = torch.addcmul(state.q, expand(alpha, p), p)
         r = torch.addcmul(state.r, expand(alpha, product), product, value=-1)
-        residual = norm(r)
-        z = r if state.preconditioner is None else state.preconditioner.apply(r)
-        rho = _positive_dot(r, z, residual, state.tiny)
-        p = torch.addcmul(z, expand(rho / state.rho, state.p), state.p)
-        return replace(state, q=q, residual=residual, r=r, p=p, rho=rho, lowest=lowest)
+        return replace(state, q=q, residual=norm(r), r=r, p=p, rho=rho, lowest=lowest)
 
     def look(self, state: CGState) -> Tensor:
         """The residual of each sample; an error after a direction of non-positive curvature."""
@@ -221,6 +220,18 @@ class ConjugateGradients:
             f"{self.caller} encountered a direction of non-positive curvature: the lower-level energy is not"
             " strongly convex there; set strong_convexity in the recipe or use a convex regularizer"
         )
+
+
+def _rescaled(rhs: Tensor, start: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """c q for a warm start q with r = b − Hq, and its residual, where c = ⟨b, q⟩/⟨q, Hq⟩ is best in the norm of H.
+
+    When θ moves, q changes its size more than its direction, most of all at the beginning of training. Where q is
+    zero or c would not be positive, c = 1.
+    """
+    product = rhs - r
+    c = dot(rhs, start) / dot(start, product)
+    c = torch.where(c > 0, c, 1.0)
+    return expand(c, start) * start, torch.addcmul(rhs, expand(c, product), product, value=-1)
 
 
 def _positive_dot(r: Tensor, z: Tensor, residual: Tensor, tiny: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Rows and columns 0, 1, 2, 0, 1: minors of neighbours.
-_CYCLE = (slice(0, 3), slice(0, 2))
+from bltoolbox.bilevel.tensors import Constant
+
+#: The entries of a 3×3 block with rows and columns 0, 1, 2, 0, 1, so that minors have neighbouring factors.
+_CYCLE = Constant(torch.tensor([3 * i + j for i in (0, 1, 2, 0, 1) for j in (0, 1, 2, 0, 1)]))
 
 
 def inverted(blocks: Tensor) -> Tensor:
@@ -46,8 +48,7 @@ def _by_planes(blocks: Tensor) -> Tensor:
 
 
 def _by_minors(blocks: Tensor) -> Tensor:
-    rows = torch.cat([blocks[:, part] for part in _CYCLE], dim=1)
-    cyclic = torch.cat([rows[:, :, part] for part in _CYCLE], dim=2)
+    cyclic = blocks.flatten(1, 2).index_select(1, _CYCLE.beside(blocks)).unflatten(1, (5, 5))
     here, there = slice(1, 4), slice(2, 5)
     adjugate = torch.addcmul(
         cyclic[:, here, here] * cyclic[:, there, there],

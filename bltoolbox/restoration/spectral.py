@@ -44,10 +44,11 @@ _PAYS, _MAJORANT_PAYS = 5.5, 10.0
 
 @dataclass(frozen=True)
 class Spectral(Preconditioner):
-    """P⁻¹ by frequency, in the order of the cosine transform, (B, C, C, *order), and for which samples it is used."""
+    """P⁻¹ by frequency, in the order of the cosine transform, (B, C, C, *order), and for which samples it is used: for
+    all if that is None."""
 
     inverse: Tensor
-    used: Tensor
+    used: Tensor | None
     height: int
     width: int
 
@@ -56,6 +57,8 @@ class Spectral(Preconditioner):
         return plan.inverse(plan.mixed(self.inverse, plan.transform(r)))
 
     def renewed(self, newer: Spectral) -> Spectral:
+        if self.used is None:
+            return newer
         return replace(
             newer,
             inverse=torch.where(expand(self.used, newer.inverse), newer.inverse, self.inverse),
@@ -86,10 +89,10 @@ def spectral(
         return None
     diagonal = blocks.diagonal(dim1=1, dim2=2)  # a view (B, H, W, C)
     diagonal.add_(_place_independent(lower, data, shift, at.operator_symbol.like(blocks)).unsqueeze(-1))
-    diagonal.add_(_FLOOR * diagonal.amax((1, 2, 3), keepdim=True))
+    diagonal.add_(diagonal.amax((1, 2, 3), keepdim=True), alpha=_FLOOR)
     inverse = inverted(cosines(height, width, blocks.device).arrange(blocks))
     if always:
-        return Spectral(inverse, torch.ones_like(lower.mu, dtype=torch.bool), height, width)
+        return Spectral(inverse, None, height, width)
     gains = inverse.diagonal(dim1=1, dim2=2).flatten(1)
     used = gains.amax(1) >= (_MAJORANT_PAYS if majorant else _PAYS) * gains.amin(1)
     if not bool(used.any()):
@@ -155,4 +158,4 @@ def damped_mean(curvature: Tensor, damping: float) -> Tensor:
     # The root of the evenness, but for the number of places.
     ratio = norm(mean) / norm(curvature).clamp_min(torch.finfo(mean.dtype).tiny)
     places = curvature.shape[-2] * curvature.shape[-1]
-    return expand(ratio.square().square().mul_(places**2).clamp_(damping, 1.0), mean) * mean
+    return expand(ratio.pow(4).mul_(places**2).clamp_(damping, 1.0), mean) * mean

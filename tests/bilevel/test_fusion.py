@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +25,7 @@ from bltoolbox.bilevel.fusion import Fused
 from bltoolbox.bilevel.lower_loop import solve
 from bltoolbox.plugin import Regularizer
 from bltoolbox.restoration.theta import join
+from bltoolbox.restoration.theta_file import read_theta
 from bltoolbox.testing import variational
 
 
@@ -55,6 +61,45 @@ def test_compiled_solves_are_the_plain_ones(caplog: pytest.LogCaptureFixture) ->
     plain, compiled = (solve(MemoryGradient(compile), lower, y, 1e-9) for compile in (False, True))
     assert not [record for record in caplog.records if record.name.startswith("bltoolbox")], "it was compiled"
     torch.testing.assert_close(compiled.x, plain.x, rtol=0, atol=1e-8)
+
+
+RECIPE = """\
+data: {name: dead-leaves, count: 8, size: 24}
+regularizer: {name: foe, filters: 3, kernel_size: 3}
+lower_solver: {name: mm, compile: true}
+sampler: {size: 3}
+upper_optimizer: {name: isgd, step: 5e-3, tol: 0.1}
+validation: {count: 2}
+checkpoint: {every: 0.0, keep_finished: true}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_runs_resume_exactly(tmp_path: Path) -> None:
+    """Although the second process compiles anew, and for another size first: batches have 3, 3 and 2 images."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+
+    def blt(command: str, *arguments: str) -> None:
+        # With an empty cache of compiled code, so that nothing is inherited.
+        cache = f"compiled-{command}-{arguments[-1].rpartition('=')[2]}"
+        fresh = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / cache)}
+        words = [sys.executable, "-m", "bltoolbox", command, *arguments]
+        done = subprocess.run(words, env=os.environ | fresh, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "torch.compile failed" not in done.stderr
+
+    whole, parts, recipe = (str(tmp_path / name) for name in ("whole", "parts", "recipe.yaml"))
+    blt("run", recipe, "--out", whole, "budget.steps=5")
+    blt("run", recipe, "--out", parts, "budget.steps=2")
+    blt("resume", parts, "budget.steps=5")
+    one, other = (read_theta(Path(folder) / "theta.safetensors")[0] for folder in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, second = (
+        [json.loads(line)["loss"] for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        for folder in (whole, parts)
+    )
+    assert len(first) > 1 and first == second
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import on_ranks
 
 from bltoolbox import resume, run
+from bltoolbox.distributed.ranks import Ranks
 from bltoolbox.errors import UsageError
 from bltoolbox.restoration import forms
 from bltoolbox.restoration.forms import FORMS, fastest, measured
@@ -201,3 +203,32 @@ def test_the_variable_does_not_change_a_run(
     resume(tmp_path / "run", ["budget.steps=2"])
     assert forms_of(tmp_path / "run")["correlate 3 to 3 channels 3x3, 1 thread"] == "1x4"
     assert "the resumed run uses the form it was started with for correlate 3 to 3" in caplog.text
+
+
+def test_ranks_use_the_forms_of_the_first(tmp_path: Path) -> None:
+    """Also where every other rank would choose differently, on a machine and with a cache of its own."""
+
+    def work(ranks: Ranks) -> list[object]:
+        asked: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("BLT_CACHE", str(tmp_path / f"cache {ranks.rank}"))
+            prefer(patch, last=ranks.first)
+            mine = forms.measured
+            patch.setattr(forms, "measured", lambda candidates: (asked.append("once"), mine(candidates))[1])
+            run(recipe(2), out=tmp_path / "run", ranks=ranks)
+        return [dict(FORMS.answers), len(asked), _choice(last=not ranks.first)]
+
+    first, second = on_ranks(tmp_path, 2, work)
+    expected = {
+        "correlate 3 to 3 channels 3x3, 1 thread": "1x4",
+        "transpose 3 to 3 channels 3x3, 1 thread": "4x2",
+    }
+    assert first[0] == second[0] == expected == forms_of(tmp_path / "run")
+    assert (first[1], second[1]) == (2, 0), "only the first rank measures"
+    assert first[2] == second[2] == "plain", "what comes up later has its default everywhere"
+
+
+def _choice(last: bool) -> str:
+    """The answer to a question that nobody has asked so far, where the last or the first candidate is faster."""
+    times = {"plain": 2.0, "quick": 0.0} if last else {"plain": 0.0, "quick": 2.0}
+    return FORMS.choose("add 2 numbers", candidates([], **times))

@@ -22,11 +22,13 @@ restoration*, IEEE TIP 2011.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from blt_builtins.lower_solvers.half_quadratic import RENEWAL, HalfQuadratic, half_quadratic
 from blt_builtins.lower_solvers.mm_lbfgs import MajorisedLBFGS
@@ -43,15 +45,17 @@ from bltoolbox.plugin import (
     norm,
 )
 
+#: The part of the curvature along d beyond p below which the two are taken as parallel.
+_PARALLEL = 1e-5
+
 
 @dataclass(frozen=True)
 class MMState:
-    """x, d = x − x_prev, and their images under C and A; P with its direction P⁻¹∇h, and the iterations so far."""
+    """x, d = x − x_prev, and their images under C and A; P of the last step, and the iterations so far."""
 
     x: Tensor
     residual: Tensor
     gradient: Tensor
-    direction: Tensor | None
     preconditioner: Preconditioner | None
     age: int
     t: Tensor
@@ -88,15 +92,13 @@ class MemoryGradient(HalfQuadratic):
         gradient, weights, curvature = self._gradient(lower, composite, x0, (t, forward))
         d = torch.zeros_like(x0)
         zeros = d, torch.zeros_like(t), d if forward is x0 else torch.zeros_like(forward)
-        chosen = self._preconditioner(composite, weights, curvature)
-        direction = None if chosen is None else chosen.apply(gradient)
-        return MMState(
-            x0, norm(gradient), gradient, direction, chosen, 0, t, weights, forward, curvature, *zeros
-        )
+        return MMState(x0, norm(gradient), gradient, None, 0, t, weights, forward, curvature, *zeros)
 
     def step(self, lower: Lower, state: MMState) -> MMState:
         composite = half_quadratic(lower)
-        p = state.gradient if state.direction is None else state.direction
+        # Here, and not behind the gradient, so that samples that are done cost no P⁻¹.
+        chosen = self._current(composite, state)
+        p = state.gradient if chosen is None else chosen.apply(state.gradient)
         t_p, forward_p = composite.forward(p)
         along = self._subspace_minimiser(composite, state, p, t_p, forward_p)
         t, t_d, first = self._responses(composite, state, t_p, along)
@@ -106,18 +108,12 @@ class MemoryGradient(HalfQuadratic):
         else:
             forward, forward_d = advance(state.forward, state.forward_d, forward_p, along)
         gradient, weights, curvature = self._gradient(lower, composite, x, (t, forward), first)
-        chosen, age, direction = state.preconditioner, state.age + 1, None
-        if chosen is not None:
-            if age % RENEWAL == 0:
-                chosen = chosen.renewed(self._preconditioner(composite, weights, curvature, always=True))
-            direction = chosen.apply(gradient)
         return MMState(
             x,
             norm(gradient),
             gradient,
-            direction,
             chosen,
-            age,
+            state.age + 1,
             t,
             weights,
             forward,
@@ -126,6 +122,16 @@ class MemoryGradient(HalfQuadratic):
             t_d,
             forward_d,
         )
+
+    def _current(self, composite: Composite, state: MMState) -> Preconditioner | None:
+        """P for this step: made before the first one, renewed every few, and otherwise that of the last one."""
+        chosen = state.preconditioner
+        if state.age == 0:
+            return self._preconditioner(composite, state.weights, state.curvature)
+        if chosen is None or state.age % RENEWAL:
+            return chosen
+        newer = self._preconditioner(composite, state.weights, state.curvature, always=True)
+        return None if newer is None else chosen.renewed(newer)
 
     def _responses(
         self, composite: Composite, state: MMState, t_p: Tensor, along: Tensor
@@ -149,8 +155,8 @@ class MemoryGradient(HalfQuadratic):
         """s with M s = −Dᵀ∇h, M = Dᵀ(AᵀVA + CᵀWC + μ_0)D, D = [p, d]: (2, B)."""
         g = state.gradient
         plain = gram(p, state.d, None, None if p is g else g)
-        slopes = plain[:2] if p is g else plain[3:]
-        plain = plain[:3]
+        slopes = plain[:1] if p is g else plain[2:]
+        plain = plain[:2]
         identity = forward_p is p and state.curvature is None
         data = plain if identity else gram(forward_p, state.forward_d, state.curvature)
         system = data + self._gram(t_p, state.t_d, state.weights)
@@ -162,23 +168,25 @@ class MemoryGradient(HalfQuadratic):
 
 
 def minimiser_of(system: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-    """The minimiser of ½⟨s, M s⟩ + ⟨slopes, s⟩ for each sample, M = (pp, pd, dd) and slopes along p and d: (2, B).
+    """The minimiser of ½⟨s, M s⟩ + ⟨slopes, s⟩ for each sample, M (2, 2, B) and slopes (1, 2, B) along p and d: (2, B).
 
     In float64, by elimination: along p first, then along what d adds to it.
     """
-    rows = torch.cat([slopes, system])
+    rows = torch.cat([system, slopes])
     # A gradient of zero has no curvature, and needs no step.
-    over_pp = rows[0::3] / system[0].clamp_min(1e-300)
-    rest = torch.addcmul(rows[1::3], over_pp[1], rows[0::3], value=-1)
-    backwards = torch.empty_like(rest)
+    pp, dd = system.flatten(0, 1)[0::3].clamp_min(1e-300)
+    over_pp = rows[1:, 0] / pp
+    curvature, slope = torch.addcmul(rows[1:, 1], over_pp, system[0, 1], value=-1) / dd
+    backwards = torch.empty_like(over_pp)
     # If the directions are parallel (or there is no last step), only the first is used.
-    along_d = torch.div(rest[0], rest[1], out=backwards[1]).masked_fill_(rest[1] <= 1e-5 * system[2], 0.0)
-    torch.addcmul(over_pp[0], over_pp[1], along_d, value=-1, out=backwards[0])
+    along_d = torch.div(slope, F.threshold(curvature, _PARALLEL, math.inf), out=backwards[1])
+    torch.addcmul(over_pp[1], over_pp[0], along_d, value=-1, out=backwards[0])
     return torch.mul(backwards, -1, out=torch.empty_like(backwards, dtype=dtype))
 
 
 def gram(a: Tensor, b: Tensor, weights: Tensor | None = None, g: Tensor | None = None) -> Tensor:
-    """⟨a, w a⟩, ⟨a, w b⟩, ⟨b, w b⟩ of each sample, (3, B), in float64; with ⟨g, a⟩ and ⟨g, b⟩ (5, B).
+    """[[⟨a, w a⟩, ⟨a, w b⟩], [⟨b, w a⟩, ⟨b, w b⟩]] of each sample, (2, 2, B), in float64; with ⟨g, a⟩ and ⟨g, b⟩ in a
+    third row.
 
     On a CPU computed from √w a and √w b: a norm reads its tensor once, while a sum of products would write one first.
     """
@@ -189,30 +197,27 @@ def gram(a: Tensor, b: Tensor, weights: Tensor | None = None, g: Tensor | None =
         root = weights.sqrt()
         left, b = root * a, root.mul_(b)
     more = [] if g is None else [dot(g, a), dot(g, b)]
-    products = torch.stack([norm(left), dot(left, b), norm(b), *more]).double()
-    products[0:3:2].square_()
-    return products
+    mixed = dot(left, b)
+    products = torch.stack([norm(left), mixed, mixed, norm(b), *more]).double()
+    products[0:4:3].square_()
+    return products.unflatten(0, (-1, 2))
 
 
 def stacked_gram(a: Tensor, b: Tensor, weights: Tensor | None = None, g: Tensor | None = None) -> Tensor:
-    """The same with few launches: all products in one tensor, and one sum."""
-    pair = torch.cat([a, b]).view(2, *a.shape)
-    weighted = pair if weights is None else weights * pair
-    count = 3 if g is None else 5
-    products = a.new_empty_strided((count, *a.shape), (a.numel(), *a.stride()))
-    torch.mul(weighted[0], pair, out=products[:2])
-    torch.mul(weighted[1], b, out=products[2])
-    if g is not None:
-        torch.mul(g, pair, out=products[3:])
-    return products.sum(tuple(range(2, products.ndim)), dtype=torch.float64)
+    """The same with few launches: the products of all with a and b in one tensor, and one sum."""
+    rows = torch.cat([a, b] if g is None else [a, b, g]).view(-1, *a.shape)
+    weighted = rows if weights is None else weights * rows
+    products = weighted.unsqueeze(1) * rows[:2]
+    return products.sum(tuple(range(3, products.ndim)), dtype=torch.float64)
 
 
 def compact_gram(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
-    """The first three, to be fused, so that no intermediate tensor is written."""
+    """The first two rows, to be fused, so that no intermediate tensor is written."""
     dims = tuple(range(1, a.ndim))
     weighted_a, weighted_b = weights * a, weights * b
-    products = (weighted_a * a).sum(dims), (weighted_a * b).sum(dims), (weighted_b * b).sum(dims)
-    return torch.stack(products).double()
+    mixed = (weighted_a * b).sum(dims)
+    products = (weighted_a * a).sum(dims), mixed, mixed, (weighted_b * b).sum(dims)
+    return torch.stack(products).double().unflatten(0, (2, 2))
 
 
 def advance(point: Tensor, d: Tensor, p: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:

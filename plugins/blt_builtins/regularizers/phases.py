@@ -23,7 +23,7 @@ from bltoolbox.plugin import choose_form, image_layout
 #: Rows and columns of phases.
 Form = tuple[int, int]
 #: Those to choose from, for C and for Cᵀ; the first is used where nothing is measured.
-CORRELATING: tuple[Form, ...] = ((1, 1), (1, 2), (1, 4))
+CORRELATING: tuple[Form, ...] = ((1, 1), (1, 2), (1, 3), (1, 4))
 ADJOINT_GRAY: tuple[Form, ...] = ((3, 3), (2, 4), (4, 4))
 ADJOINT_COLOUR: tuple[Form, ...] = ((2, 2), (2, 4), (4, 2))
 #: Images that are convolved to measure, and their sides.
