@@ -37,7 +37,7 @@ from bltoolbox.testing import make_oracle
 
 NOISE, MOVE = 25 / 255, 0.01
 INITIAL: dict[str, Callable[[], Regularizer]] = {"foe": FieldOfExperts, "wcfoe": WeaklyConvexExperts}
-NAMES = ("foe", "wcfoe", "denoise-color-foe", "denoise-color", "deblur-color", "denoise-gray")
+NAMES = ("foe", "wcfoe", "denoise-color-foe", "denoise-color", "deblur-color-foe", "denoise-gray")
 MODES: tuple[Preconditioning, ...] = ("none", "auto", "spectral")
 
 
