@@ -24,68 +24,74 @@ if TYPE_CHECKING:
     from bltoolbox.restoration.tiles import Restorer
 
 
+ModelSource = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A run directory, a θ file or a name from blt models.",
+        autocompletion=complete_model,
+    ),
+]
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Pictures, folders or patterns.")]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out", "-o", metavar="OUT", help="A folder, or a file for one picture; default beside the input."
+    ),
+]
+NoiseLevel = Annotated[
+    str | None,
+    typer.Option(metavar="S", help="25/255, 0.1, 25 (of 255), auto (default) or model (its own)."),
+]
+Truth = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Ground truth, a file or a folder; prints the metrics.")
+]
+OperatorName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Replace the operator that the model was trained with.")
+]
+Kernel = Annotated[
+    str | None, typer.Option(metavar="K", help="Blur kernel: FILE.npy, a picture or gaussian:SIGMA[:SIZE].")
+]
+Mask = Annotated[
+    str | None,
+    typer.Option(metavar="M", help="Missing pixels: FILE.npy with zeros there, or a picture, dark there."),
+]
+Factor = Annotated[
+    int | None, typer.Option(metavar="F", min=1, help="Downsampling: times the result is larger.")
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(metavar="T", help="Accuracy: RMS distance to the minimiser; default by noise and bits."),
+]
+TileSize = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Tile size for large pictures; default 768.")
+]
+Device = Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda or cuda:1.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing results.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the table, no progress.")]
+
+
 def register(app: typer.Typer) -> None:
     """Register the commands of this file."""
     app.command("apply", rich_help_panel="Use")(apply)
 
 
 def apply(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A run directory, a θ file or a name from blt models.",
-            autocompletion=complete_model,
-        ),
-    ],
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Pictures, folders or patterns.")],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="OUT",
-            help="A folder, or a file for one picture; default beside the input.",
-        ),
-    ] = None,
-    noise: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="25/255, 0.1, 25 (of 255), auto (default) or model (its own)."),
-    ] = None,
-    truth: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Ground truth, a file or a folder; prints the metrics."),
-    ] = None,
+    model: ModelSource,
+    inputs: Inputs,
+    out: Out = None,
+    noise: NoiseLevel = None,
+    truth: Truth = None,
     metric: MetricNames = "psnr,ssim",
-    operator: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Replace the operator that the model was trained with.")
-    ] = None,
-    kernel: Annotated[
-        str | None,
-        typer.Option(metavar="K", help="Blur kernel: FILE.npy, a picture or gaussian:SIGMA[:SIZE]."),
-    ] = None,
-    mask: Annotated[
-        str | None,
-        typer.Option(
-            metavar="M", help="Missing pixels: FILE.npy with zeros there, or a picture, dark there."
-        ),
-    ] = None,
-    factor: Annotated[
-        int | None, typer.Option(metavar="F", min=1, help="Downsampling: times the result is larger.")
-    ] = None,
-    tol: Annotated[
-        float | None,
-        typer.Option(
-            metavar="T",
-            help="Accuracy: RMS distance to the minimiser; default by noise and bits.",
-        ),
-    ] = None,
-    tile: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Tile size for large pictures; default 768.")
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda or cuda:1.")] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace existing results.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the table, no progress.")] = False,
+    operator: OperatorName = None,
+    kernel: Kernel = None,
+    mask: Mask = None,
+    factor: Factor = None,
+    tol: Tolerance = None,
+    tile: TileSize = None,
+    device: Device = "auto",
+    force: Force = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     plugin: Plugins = None,
     debug: Debug = False,
