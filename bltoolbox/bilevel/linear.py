@@ -222,15 +222,19 @@ class ConjugateGradients:
         )
 
 
+#: By how much a warm start is lengthened at most.
+_LARGEST_SCALE = 10.0
+
+
 def _rescaled(rhs: Tensor, start: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """c q for a warm start q with r = b − Hq, and its residual, where c = ⟨b, q⟩/⟨q, Hq⟩ is best in the norm of H.
 
     When θ moves, q changes its size more than its direction, most of all at the beginning of training. Where q is
-    zero or c would not be positive, c = 1.
+    zero or c would not be positive, c = 1; it is bounded for the sake of directions of almost no curvature.
     """
     product = rhs - r
     c = dot(rhs, start) / dot(start, product)
-    c = torch.where(c > 0, c, 1.0)
+    c = torch.where(c > 0, c, 1.0).clamp_max_(_LARGEST_SCALE)
     return expand(c, start) * start, torch.addcmul(rhs, expand(c, product), product, value=-1)
 
 
