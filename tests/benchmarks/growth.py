@@ -74,7 +74,10 @@ def measure(cases: dict[int, BatchOracle], repeats: int) -> dict[int, float]:
         for k, v in join(regularizer=FieldOfExperts().init_params((3, 8, 8), torch.Generator())).items()
     }
     runs = {
-        str(key): (lambda: None, lambda asked=asked: asked.hypergradient(theta, Accuracy(1e-9), Accuracy(1e9)))
+        str(key): (
+            lambda: None,
+            lambda asked=asked: asked.hypergradient(theta, Accuracy(1e-9), Accuracy(1e9)),
+        )
         for key, asked in cases.items()
     }
     times = interleaved(runs, repeats)
