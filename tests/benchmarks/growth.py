@@ -2,7 +2,8 @@
 
     python tests/benchmarks/growth.py --json growth.json --plot docs/images/growth.png
 
-The step is one of ISGD with a fixed number of iterations, so that time is compared and not difficulty.
+The step is one of ISGD with a fixed number of iterations, so that time is compared and not difficulty. Processor time
+on one thread, since wall clocks would measure what else the machine does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from timing import best_times
+from timing import interleaved
 from torch import Tensor
 
 from blt_builtins.lower_solvers.mm import MemoryGradient, MMState
@@ -73,11 +74,14 @@ def measure(cases: dict[int, BatchOracle], repeats: int) -> dict[int, float]:
         for k, v in join(regularizer=FieldOfExperts().init_params((3, 8, 8), torch.Generator())).items()
     }
     runs = {
-        str(key): lambda asked=asked: asked.hypergradient(theta, Accuracy(1e-9), Accuracy(1e9))
+        str(key): (
+            lambda: None,
+            lambda asked=asked: asked.hypergradient(theta, Accuracy(1e-9), Accuracy(1e9)),
+        )
         for key, asked in cases.items()
     }
-    times = best_times(runs, repeats)
-    return {key: times[str(key)] for key in cases}
+    times = interleaved(runs, repeats)
+    return {key: times[str(key)].cpu for key in cases}
 
 
 def draw(found: dict[str, dict[int, float]], path: Path) -> None:
@@ -96,7 +100,7 @@ def draw(found: dict[str, dict[int, float]], path: Path) -> None:
         slope = [y[-1]] * len(x) if name == "images" else [y[-1] * one / x[-1] for one in x]
         axes.loglog(x, slope, "--", color="gray", label="constant" if name == "images" else "linear")
         axes.set_xlabel(labels[name])
-        axes.set_ylabel("ms a step")
+        axes.set_ylabel("processor ms per step")
         axes.grid(True, which="both", alpha=0.2)
         axes.legend()
         axes.set_ylim(min(*y, *slope) / 1.6, max(*y, *slope) * 1.6)
@@ -109,7 +113,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=4)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -4,9 +4,10 @@
 
 16 colour crops of 64² (BSDS500 if $BLT_DATA names a folder with bsd-train-96), the shipped filters of
 `denoise-color-foe`, float32. *Cold*: from y. *Warm*: θ has moved by one step of ISGD, and everybody has x and q of the
-last θ. *Late*: the same after a smaller step, as they are late in training (LATE). Candidates take turns; the smallest wall-clock time and the smallest processor time count. For each side the
-accuracy that it reached is printed: the largest ‖∇h‖ (a bound of the distance to the minimiser here), the largest
-residual of the adjoint system, and the relative error of z against float64 at a tolerance of 1e-7.
+last θ. *Late*: the same after a smaller step, as steps are late in training (LATE). Candidates take turns; the smallest
+wall-clock time and the smallest processor time count. For each side the accuracy that it reached is printed: the
+largest ‖∇h‖ (a bound of the distance to the minimiser here), the largest residual of the adjoint system, and the
+relative error of z against float64 at a tolerance of 1e-7.
 
 Where it is installed, torchopt differentiates implicitly (the lower level is still solved by L-BFGS of torch); with
 --restore, bm3d and deepinv restore the same crops. Wanted ratios are printed, not asserted.

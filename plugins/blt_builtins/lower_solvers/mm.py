@@ -92,7 +92,8 @@ class MemoryGradient(HalfQuadratic):
         gradient, weights, curvature = self._gradient(lower, composite, x0, (t, forward))
         d = torch.zeros_like(x0)
         zeros = d, torch.zeros_like(t), d if forward is x0 else torch.zeros_like(forward)
-        return MMState(x0, norm(gradient), gradient, None, 0, t, weights, forward, curvature, *zeros)
+        chosen = self._preconditioner(composite, weights, curvature)
+        return MMState(x0, norm(gradient), gradient, chosen, 0, t, weights, forward, curvature, *zeros)
 
     def step(self, lower: Lower, state: MMState) -> MMState:
         composite = half_quadratic(lower)
@@ -124,11 +125,9 @@ class MemoryGradient(HalfQuadratic):
         )
 
     def _current(self, composite: Composite, state: MMState) -> Preconditioner | None:
-        """P for this step: made before the first one, renewed every few, and otherwise that of the last one."""
+        """P for this step: renewed every few, and otherwise that of the last one."""
         chosen = state.preconditioner
-        if state.age == 0:
-            return self._preconditioner(composite, state.weights, state.curvature)
-        if chosen is None or state.age % RENEWAL:
+        if chosen is None or state.age == 0 or state.age % RENEWAL:
             return chosen
         newer = self._preconditioner(composite, state.weights, state.curvature, always=True)
         return None if newer is None else chosen.renewed(newer)
