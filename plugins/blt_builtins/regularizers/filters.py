@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,16 @@ def zero_mean(kernels: Tensor) -> Tensor:
 def unit_norm(kernels: Tensor) -> Tensor:
     """Kernels (J, C, K, K), each divided by its norm."""
     return kernels / kernels.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+
+
+class Analysis(Protocol):
+    """A linear map C from images to responses, with its exact adjoint: a filter bank or several in turn."""
+
+    def correlate(self, x: Tensor) -> Tensor: ...
+
+    def adjoint(self, t: Tensor, shape: Sequence[int]) -> Tensor: ...
+
+    def symbol(self, curvature: Tensor, shape: Sequence[int]) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ class FilterBank:
 class FilterHessian:
     """v ↦ Σ_j C_jᵀ[ψ_j''(C_j x) ⊙ C_j v], with the curvature stored."""
 
-    bank: FilterBank
+    bank: Analysis
     shape: tuple[int, ...]
     curvature: Tensor
 
