@@ -48,7 +48,6 @@ from blt_builtins.regularizers.filters import (
 from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
 from bltoolbox.plugin import Constants, ConstantsByKey, Potentials, Regularizer, Theta
 
-
 #: Initial kernels: finite differences in the colour axes, the smoothest cosines, or Gaussian noise.
 Start = Literal["differences", "dct", "random"]
 

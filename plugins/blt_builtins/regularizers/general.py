@@ -2,8 +2,8 @@
 
     R_θ(x) = Σ_j a_j Σ_p ψ_j((C x)_jp),        C = C_L ⋯ C_1,   ψ_j = Σ_k w_jk φ_{ν_jk},   φ_ν(t) = √(t² + ν²) − ν
 
-with a_j = e^{θ_0 + θ_j}, shares w_jk ≥ 0 that add up to one over k, and ν_jk = ν_j r^k on a geometric grid whose ratio r
-is learned. So R is convex and smooth, the slope of ψ_j tends to a_j as in `foe`, and how it gets there is learned: a
+with a_j = e^{θ_0 + θ_j}, shares w_jk ≥ 0 that add up to one over k, and ν_jk = ν_j r^k on a geometric grid whose ratio
+r is learned. So R is convex and smooth, the slope of ψ_j tends to a_j as in `foe`, and how it gets there is learned: a
 mixture of smoothed absolute values has the place and the width of its bend in each filter. Each ingredient is switched
 on by itself:
 
@@ -109,7 +109,9 @@ class GeneralExperts(FieldOfExperts):
     ) -> None:
         trouble = unfitting(layers, channels)
         if trouble is None and layers[0] < 2:
-            trouble = "the first layer has kernels of one pixel, without a change to see; use a side of at least 2"
+            trouble = (
+                "the first layer has kernels of one pixel, without a change to see; use a side of at least 2"
+            )
         if trouble is not None:
             raise ValueError(trouble)
         reach = 1 + sum(side - 1 for side in layers)

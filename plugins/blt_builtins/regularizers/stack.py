@@ -85,9 +85,7 @@ def unfitting(sizes: Sequence[int], channels: Sequence[int]) -> str | None:
         )
     even = [size for size in sizes if size % 2 == 0]
     if len(sizes) > 1 and even:
-        return (
-            f"layers of even side {even[0]} have no centre; use {even[0] - 1} or {even[0] + 1} in a stack"
-        )
+        return f"layers of even side {even[0]} have no centre; use {even[0] - 1} or {even[0] + 1} in a stack"
     return None
 
 
