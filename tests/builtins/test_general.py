@@ -120,7 +120,7 @@ def test_energy_is_the_formula(ingredient: str) -> None:
         shares = torch.ones(1, dtype=torch.float64)
         if regularizer.components > 1:
             row = 0 if regularizer.profile == "shared" else j
-            shares = torch.softmax(4 * theta["shares"][row], 0)
+            shares = torch.softmax(2 * theta["shares"][row], 0)
         for k, share in enumerate(shares):
             width = nu * theta["log_ratio"].exp() ** k if k else nu
             expected += a * share * (torch.hypot(t[:, j], width) - width).sum((1, 2))

@@ -19,7 +19,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.borders import extended, folded, line_source, margins
-from blt_builtins.regularizers.phases import ADJOINT_COLOUR, ADJOINT_GRAY, CORRELATING, Phases, fastest
+from blt_builtins.regularizers.phases import (
+    ADJOINT_COLOUR,
+    ADJOINT_GRAY,
+    ADJOINT_MANY,
+    CORRELATING,
+    MANY,
+    Phases,
+    fastest,
+)
 from blt_builtins.symbols import bank_symbol, even_lags
 from bltoolbox.plugin import image_layout
 
@@ -98,7 +106,9 @@ class FilterBank:
 
     @cached_property
     def _transposing(self) -> Phases:
-        forms = ADJOINT_GRAY if self.kernels.shape[1] == 1 else ADJOINT_COLOUR
+        channels = self.kernels.shape[1]
+        several = ADJOINT_COLOUR if channels < MANY else ADJOINT_MANY
+        forms = ADJOINT_GRAY if channels == 1 else several
         return fastest(self._flipped, forms, self.size - 1, "transpose")
 
     @cached_property

@@ -62,7 +62,10 @@ from blt_builtins.regularizers.stack import Stack, composed, initial_layers, sta
 from bltoolbox.plugin import Potentials, Regularizer, Theta
 
 #: A gradient step changes shares of a mixture as fast as other steps change their parameters.
-_STEEPNESS = 4.0
+_STEEPNESS = 2.0
+#: The initial share of the first component, the narrowest: with equal shares training loses filters, whose potentials
+#: become so wide that nothing pulls them back.
+_FIRST_SHARE = 0.8
 #: Points at which potentials are drawn, on each side of zero.
 _POINTS = 100
 
@@ -141,8 +144,10 @@ class GeneralExperts(FieldOfExperts):
 
     def _initial_mixture(self) -> dict[str, Tensor]:
         rows = self.filters if self.profile == "per-filter" else 1
+        shares = torch.zeros(rows, self.components, dtype=torch.float64)
+        shares[:, 0] = math.log((self.components - 1) * _FIRST_SHARE / (1 - _FIRST_SHARE)) / _STEEPNESS
         return {
-            "shares": torch.zeros(rows, self.components, dtype=torch.float64),
+            "shares": shares,
             "log_ratio": torch.full((1,), math.log(self.ratio), dtype=torch.float64),
         }
 
