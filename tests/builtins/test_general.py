@@ -158,6 +158,21 @@ def test_curvatures_lie_within_their_bounds(ingredient: str, boundary: str) -> N
     assert float(norm) <= float(regularizer.analysis_norm(theta, SHAPE)) * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("boundary", ["symmetric", "zero", "periodic"])
+@pytest.mark.parametrize("sides", [(24, 40), (58, 40), (64, 72)])
+def test_bounds_of_larger_images_are_close_to_the_norm(boundary: str, sides: tuple[int, int]) -> None:
+    """Below and above the size of the image that stands for larger ones."""
+    stack = {"layers": (3, 3), "channels": (2,), "filters": 3}
+    regularizer, theta = make("all", boundary, **stack)
+    shape = (2, *sides)
+    product = regularizer.linearize(theta, torch.zeros(1, *shape, dtype=torch.float64))
+    v = normal(1, *shape)
+    for _ in range(150):  # from below, slowly where many frequencies are almost the largest
+        v = product(v / v.norm())
+    norm, bound = float(v.norm()), float(regularizer.lipschitz(theta, shape))
+    assert norm <= bound < 1.15 * norm
+
+
 def test_the_bound_of_a_periodic_stack_is_that_of_its_composed_kernels() -> None:
     """The image is small, so its frequencies miss the largest one a little."""
     regularizer, theta = make("all", "periodic")

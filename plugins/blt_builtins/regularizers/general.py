@@ -19,9 +19,9 @@ With one layer and one component it is `foe`, number for number. Two groups of i
 
 Gradient and Hessian products are analytic: C and Cᵀ once each, with the curvature stored. As √(s + ν²) is concave in
 s = t², so is a mixture, and `mm` has its majorant weights Σ_k w_jk/√(t² + ν_jk²). The Lipschitz constant is certified,
-‖Σ_j a_j (Σ_k w_jk/ν_jk) C_jᵀC_j‖ bounded by ``stacked_bound``: sharp at `periodic` and `valid` borders; at others a
-product over the layers, which is several times too large, so prefer `mm` to `agd` there. No bound on third
-derivatives is implemented, so error bounds of hypergradients are estimated.
+‖Σ_j a_j (Σ_k w_jk/ν_jk) C_jᵀC_j‖ bounded by ``stacked_bound``; for stacks at mirrored or zero borders up to a
+probability of 1e-10, as for `foe`. No bound on third derivatives is implemented, so error bounds of hypergradients are
+estimated.
 
 When to choose it: to go beyond `foe` with convexity for every operator; what each ingredient brings is measured in
 docs/results.md.

@@ -4,8 +4,8 @@
 
 Each C_l is a ``FilterBank`` without bias or nonlinearity, with its own extension of the border; so C is linear and Cᵀ
 exact. Away from the border C is one bank of ``composed`` kernels with the side 1 + Σ_l (K_l − 1); at periodic and
-`valid` borders it is so everywhere. ‖C‖ is bounded by that of the composed kernels there, and by the product of the
-bounds of all layers elsewhere.
+`valid` borders it is so everywhere, and has the norm of that bank. At other borders the norm is that on a small image,
+plus what larger images add (``local_norm``); the product of the norms of all layers was 35 times too large.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import Boundary, FilterBank, norm_bound
-from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
+from blt_builtins.regularizers.mirrored_norm import lipschitz_bound, local_norm
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,29 @@ def composed(layers: Sequence[Tensor]) -> Tensor:
 def stacked_bound(
     layers: Sequence[Tensor], weights: Tensor, boundary: Boundary, shape: Sequence[int]
 ) -> Tensor:
-    """An upper bound of ‖Σ_j w_j C_jᵀC_j‖ for images of ``shape``, weights w_j ≥ 0 of the last layer."""
+    """An upper bound of ‖Σ_j w_j C_jᵀC_j‖ for images of ``shape``, weights w_j ≥ 0 of the last layer.
+
+    At a mirrored or dark border, what ``mirrored_norm`` says of one bank holds for several with the side of the
+    composed kernels: a response depends on no pixel farther away than half of it.
+    """
     if len(layers) == 1:
         return lipschitz_bound(layers[0], weights, boundary, shape)
-    if boundary in ("valid", "periodic"):
-        return norm_bound(composed(layers), weights, boundary)
-    product = lipschitz_bound(layers[-1], weights, boundary, shape)
-    for kernels in layers[:-1]:
-        product = product * lipschitz_bound(kernels, torch.ones_like(kernels[:, 0, 0, 0]), boundary, shape)
-    return product
+    whole = norm_bound(composed(layers), weights, "periodic")
+    if boundary in ("valid", "periodic") or not bool(torch.isfinite(whole) & (whole > 0)):
+        return whole
+    with torch.no_grad():
+        unit = whole.double()
+        scaled = [*layers[:-1], layers[-1] * (weights / unit).sqrt().view(-1, 1, 1, 1)]
+        stacks = {
+            dtype: Stack(tuple(FilterBank(kernels.to(dtype), boundary) for kernels in scaled))
+            for dtype in (torch.float32, torch.float64)
+        }
+
+        def product(x: Tensor) -> Tensor:
+            return stacks[x.dtype].adjoint(stacks[x.dtype].correlate(x), x.shape[1:]).contiguous()
+
+        size = 1 + sum(kernels.shape[-1] - 1 for kernels in layers)
+        return (local_norm(product, size, shape, weights.device) * unit).to(whole.dtype)
 
 
 def unfitting(sizes: Sequence[int], channels: Sequence[int]) -> str | None:
