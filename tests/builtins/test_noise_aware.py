@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import hessian, normal, slope, small_foe
 from torch import Tensor
+from toy_models import noisy_picture, toy_model
 
+from blt_builtins.lower_solvers.mm import MemoryGradient
+from blt_builtins.noises.gaussian import Gaussian
 from blt_builtins.noises.gaussian_range import GaussianRange
+from blt_builtins.operators.identity import Identity
 from blt_builtins.regularizers.adaptive import Adaptive
 from blt_builtins.regularizers.foe import FieldOfExperts
 from blt_builtins.regularizers.general import GeneralExperts
@@ -19,8 +25,11 @@ from blt_builtins.regularizers.noise_aware import NoiseAware, estimated_noise
 from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
 from bltoolbox.bilevel.tensors import dot, keyed_generator
 from bltoolbox.plugin import Regularizer, Theta
+from bltoolbox.restoration.data_loading import Samples
+from bltoolbox.restoration.evaluation import solve_cold
 from bltoolbox.restoration.rescaled import Rescaled
-from bltoolbox.testing import smooth_images
+from bltoolbox.restoration.tiles import Restorer
+from bltoolbox.testing import Images, smooth_images, variational
 
 SHAPE = (2, 9, 8)
 LEVELS = torch.tensor([0.001, 5 / 255, 0.05, 0.1, 0.5], dtype=torch.float64)
@@ -160,3 +169,51 @@ def test_noise_of_a_range_has_one_level_per_image() -> None:
     torch.testing.assert_close(halves[0].std(1), halves[1].std(1), rtol=0.15, atol=0)
     shares = (levels / 0.02).log() / math.log(10)
     assert float((shares.sort().values - torch.linspace(0, 1, 300)).abs().max()) < 0.1, "uniform in log σ"
+
+
+def test_known_levels_are_used_instead_of_estimates() -> None:
+    """Those of the samples in training, and one that is stated."""
+    aware, noise = NoiseAware(small_foe()), GaussianRange(0.02, 0.2)
+    operator, data = Identity(), smooth_images(4, SHAPE)
+    samples = Samples(Images(data), operator, noise, dtype=torch.float64)
+    sample = samples.batch(range(4))
+    levels = sample.context["noise"]
+    assert len(set(levels.tolist())) == 4
+    drawn = (sample.y - data.double()).flatten(1)
+    torch.testing.assert_close(drawn.norm(dim=1) / drawn.shape[1] ** 0.5, levels, rtol=0.25, atol=0)
+    problem, theta = variational(operator, aware), theta_of(aware)
+    at = problem.at({f"regularizer.{name}": value for name, value in theta.items()}, SHAPE)
+    torch.testing.assert_close(at.on(sample.y, sample.context).guide["noise"], levels)
+    read = at.on(sample.y).guide["noise"]
+    torch.testing.assert_close(read, estimated_noise(sample.y))
+    assert not torch.allclose(read, levels, rtol=1e-3)
+    stated = aware.at_noise(0.07)
+    torch.testing.assert_close(stated.guide(theta, sample.y)["noise"], torch.full_like(levels, 0.07))
+    twice = Rescaled(aware, 0.5).at_noise(0.07)
+    assert isinstance(twice, Rescaled) and twice.base.level == 0.14  # type: ignore[attr-defined]
+
+
+def test_noise_without_levels_of_its_own_has_none_in_the_context() -> None:
+    samples = Samples(Images(smooth_images(2, SHAPE)), Identity(), Gaussian(0.1))
+    assert samples.batch(range(2)).context == {}
+    assert Gaussian(0.1).level_of(keyed_generator(0)) == 0.1
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.2, "auto"])
+def test_pictures_are_restored_at_the_level_that_is_given_or_estimated(noise: float | str) -> None:
+    regularizer = {"name": "noise-aware", "base": {"name": "foe", "filters": 3, "kernel_size": 3}}
+    model = toy_model(regularizer=regularizer, noise={"name": "gaussian-range"}, color="gray")
+    tables = {
+        name: normal(*value.shape, dtype=torch.float32) if "levels" in name else value
+        for name, value in model.theta.items()
+    }
+    model, picture = replace(model, theta=tables), noisy_picture(40, 44, 1)
+    restored, report = Restorer(model, tol=1e-5).run(picture, noise)
+    assert report.estimated == (noise == "auto") and report.noise is not None
+    assert report.noise == noise or 0.09 < report.noise < 0.11
+    aware = model.problem.regularizer
+    assert isinstance(aware, NoiseAware)
+    problem = replace(model.problem, regularizer=aware.at_noise(report.noise))
+    y = torch.from_numpy(picture).permute(2, 0, 1)[None]
+    x = solve_cold(MemoryGradient(), problem.at(model.theta, y.shape[1:]).on(y), 1e-3, 5000).x
+    np.testing.assert_allclose(restored, x[0].permute(1, 2, 0), atol=2e-3)

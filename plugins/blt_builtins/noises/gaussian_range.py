@@ -3,8 +3,7 @@
     y = t + σn,   n ~ N(0, I),   log σ uniform between log of the least and log of the most        mean t
 
 Each image has one level for all its pixels, drawn once with the noise, so it is the same in every epoch. ``level`` is
-None, since no number describes all images: regularizers that are not told must do with all levels alike, or read the
-level off the measurements as `noise-aware` does.
+None, since no number describes all images; `noise-aware` knows the level of each, other regularizers do with all alike.
 
 When to choose it: to train one model for a range of noise levels.
 """
@@ -38,9 +37,12 @@ class GaussianRange(Noise):
         self.most = most
 
     def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
-        share = torch.rand((), dtype=t.dtype, generator=generator)
-        level = self.least * (self.most / self.least) ** share
+        level = self.level_of(generator)
         return t + level * torch.randn(t.shape, dtype=t.dtype, generator=generator)
+
+    def level_of(self, generator: torch.Generator) -> float:
+        share = float(torch.rand((), dtype=torch.float64, generator=generator))
+        return self.least * (self.most / self.least) ** share
 
     def mean(self, t: Tensor) -> Tensor:
         return t

@@ -87,7 +87,7 @@ def blt_components() -> list[Component]:
             "regularizer",
             "noise-aware",
             "blt_builtins.regularizers.noise_aware:NoiseAware",
-            "Another regularizer whose potentials depend on the noise level, read off the measurements.",
+            "Another regularizer whose potentials are learned functions of the noise level.",
         ),
         Component(
             "regularizer",

@@ -1,4 +1,4 @@
-"""Another regularizer whose potentials know the noise level, which is read off the measurements.
+"""Another regularizer whose potentials are learned functions of the noise level.
 
     R_θ(x; σ) = Σ_j Σ_p f_j g_j ψ_j(t_jp/g_j),        t = C x,   Σ_j Σ_p ψ_j((Cx)_jp) = the base, e.g. `foe`
     f_j = s e^{α_j(log s)},   g_j = s e^{β_j(log s)},   s = σ/σ_0
@@ -9,20 +9,19 @@ scaled. But photographs are not scaled by their noise; at low noise more of thei
 learned, piecewise linear between `knots` levels from `least` to `most` and constant beyond, and zero before training:
 two tables of J rows.
 
-The level is read off the start of a cold solve, which is y in denoising (Immerkær's mask N, with a median, which is
-blind to few strong edges),
+Where the level of an image is known, it is used: with ``noise: {name: gaussian-range}`` in training, and in
+`blt apply`, which takes the level it is given or estimates one for the whole picture. Otherwise it is read off the
+start of a cold solve, which is y in denoising (Immerkær's mask N, with a median, which is blind to few strong edges),
 
     σ̂ = median |N ⋆ y| / (0.6745 · 6),        N = (1, −2, 1)ᵀ(1, −2, 1)
 
-of each image, the root mean square over its channels. Fine texture counts as noise: the estimate errs upwards. To
-state a level instead, call ``select`` with the row ``noise``.
+the root mean square over channels. In small crops fine texture counts as noise: the estimate errs upwards.
 
 As the curvature of f g ψ(t/g) is f/g times that of ψ, bounds of the base are multiplied by the largest f_j/g_j; since
 it is e^{α_j − β_j}, piecewise linear in the exponent, it is attained at a knot, and bounds hold at every level. R is
 convex where the base is.
 
-When to choose it: one model for noise from `least` to `most`, with `noise: {name: gaussian-range}` in training. Where
-a picture is cut into tiles, each has an estimate of its own. A fixed level of noise gains nothing.
+When to choose it: one model for noise from `least` to `most`. At a single level of noise it gains nothing.
 
 References: Immerkær, *Fast noise variance estimation*, Computer Vision and Image Understanding 1996; Goujon, Neumayer &
 Unser, *Learning weakly convex regularizers for convergent image-reconstruction algorithms*, SIAM J. Imaging Sci. 2024,
@@ -62,6 +61,7 @@ class NoiseAware(WrappedRegularizer):
         most: the highest.
         knots: number of levels with table entries, evenly spaced in log σ.
         reference: the level σ_0.
+        level: the level of all images, where it is known; null reads it off each one that comes without.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class NoiseAware(WrappedRegularizer):
         most: Annotated[float, Gt(0)] = 50 / 255,
         knots: Annotated[int, Ge(2), Le(64)] = 4,
         reference: Annotated[float, Gt(0)] = 25 / 255,
+        level: Annotated[float, Gt(0)] | None = None,
     ) -> None:
         missing = [method for method in _NEEDED if not base.offers(method)]
         if missing or base.offers("guide"):
@@ -87,6 +88,7 @@ class NoiseAware(WrappedRegularizer):
         self.most = most
         self.knots = knots
         self.reference = reference
+        self.level = level
 
     @classmethod
     def example(cls, folder: Path) -> dict[str, Any]:
@@ -102,7 +104,12 @@ class NoiseAware(WrappedRegularizer):
         return self.base.check(shape)
 
     def guide(self, theta: Theta, start: Tensor) -> Rows:
+        if self.level is not None:
+            return {"noise": start.new_full((len(start),), self.level)}
         return {"noise": estimated_noise(start)}
+
+    def at_noise(self, level: float) -> NoiseAware:
+        return NoiseAware(self.base, self.least, self.most, self.knots, self.reference, level)
 
     def select(self, theta: Theta, guide: Rows) -> Theta:
         if not guide:
