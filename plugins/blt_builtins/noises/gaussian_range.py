@@ -6,6 +6,9 @@ Each image has one level for all its pixels, drawn once with the noise, so it is
 None, since no number describes all images; `noise-aware` knows the level of each, other regularizers do with all alike.
 
 When to choose it: to train one model for a range of noise levels.
+
+Reference: Zhang, Zuo, Chen, Meng & Zhang, *Beyond a Gaussian denoiser: residual learning of deep CNN for image
+denoising*, IEEE TIP 2017, who train one network for a range.
 """
 
 from __future__ import annotations
