@@ -21,7 +21,7 @@ from bltoolbox import keep_freed_memory
 from bltoolbox.plugin import Regularizer, image_layout, keyed_generator
 
 COUNT, SIDE, PASSES = 8, 128, 3
-STACKS = (((9, 3, 3), (4, 8)), ((9, 5), (8,)), ((5, 5, 5), (4, 8)))
+STACKS = (((11, 3), (4,)), ((11, 3), (8,)), ((9, 3, 3), (4, 8)), ((5, 5, 5), (4, 8)))
 
 
 def candidates(filters: int, channels: int) -> dict[str, tuple[Regularizer, int]]:

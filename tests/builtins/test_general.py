@@ -281,7 +281,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
 
 
 def test_images_must_hold_a_composed_kernel() -> None:
-    regularizer = GeneralExperts(layers=(9, 3, 3))
+    regularizer = GeneralExperts(layers=(9, 3, 3), channels=(4, 8))
     message = regularizer.check((1, 12, 40))
     assert message is not None and "13" in message
     assert regularizer.check((1, 13, 13)) is None

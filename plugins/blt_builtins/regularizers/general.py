@@ -7,9 +7,10 @@ r is learned. So R is convex and smooth, the slope of ψ_j tends to a_j as in `f
 mixture of smoothed absolute values has the place and the width of its bend in each filter. Each ingredient is switched
 on by itself:
 
-* `layers` and `channels`: C is a composition of convolutions, without bias, of the given sides. Sides 9, 3, 3 see 13×13
-  pixels; where the last layers are small, that costs less than full kernels, above all in colour. Only the first layer
-  has zero mean. One layer stands for full kernels.
+* `layers` and `channels`: C is a composition of convolutions, without bias, of the given sides. Sides 11 and 3 see
+  13×13 pixels, and with few channels between them that costs less than full kernels; powers of two compute fast. Only
+  the first layer has zero mean. In colour, ``start: dct`` spreads few channels over all colour axes. One layer stands for
+  full kernels.
 * `components`: the number of smoothed absolute values in each mixture; 1 for the potential of `foe`.
 * `profile`: shares of each filter, or one profile of all filters; with ``smoothing: per-filter`` this profile has one
   scale per filter.
@@ -98,8 +99,8 @@ class GeneralExperts(FieldOfExperts):
     def __init__(
         self,
         filters: Annotated[int, Gt(0), Le(4096)] = 48,
-        layers: Annotated[tuple[Annotated[int, Ge(1), Le(63)], ...], MinLen(1)] = (9, 3, 3),
-        channels: tuple[Annotated[int, Gt(0), Le(4096)], ...] = (4, 8),
+        layers: Annotated[tuple[Annotated[int, Ge(1), Le(63)], ...], MinLen(1)] = (11, 3),
+        channels: tuple[Annotated[int, Gt(0), Le(4096)], ...] = (8,),
         boundary: Boundary = "symmetric",
         smoothing: Literal["shared", "per-filter"] = "per-filter",
         components: Annotated[int, Ge(1), Le(16)] = 3,
