@@ -9,8 +9,8 @@ on by itself:
 
 * `layers` and `channels`: C is a composition of convolutions, without bias, of the given sides. Sides 11 and 3 see
   13×13 pixels, and with few channels between them that costs less than full kernels; powers of two compute fast. Only
-  the first layer has zero mean. In colour, ``start: dct`` spreads few channels over all colour axes. One layer stands for
-  full kernels.
+  the first layer has zero mean. In colour, ``start: dct`` spreads few channels over all colour axes. One layer stands
+  for full kernels.
 * `components`: the number of smoothed absolute values in each mixture; 1 for the potential of `foe`.
 * `profile`: shares of each filter, or one profile of all filters; with ``smoothing: per-filter`` this profile has one
   scale per filter.
