@@ -143,9 +143,21 @@ class Samples:
             target=self._stacked([row.target for row in rows])
             if rows and rows[0].target is not None
             else None,
-            context=converted(context, self.dtype, self.device),
+            context=converted(context | self._levels(ids), self.dtype, self.device),
             range=self.data.range,
         )
+
+    def _levels(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        """The noise level of each sample, where it differs from sample to sample and measurements are simulated."""
+        noise = self.noise
+        if noise is None or self.recorded or not noise.offers("level_of"):
+            return {}
+        levels = [noise.level_of(self._noise_generator(i)) for i in ids]
+        return {"noise": torch.tensor(levels, dtype=torch.float64)}
+
+    def _noise_generator(self, i: int) -> torch.Generator:
+        """Of the noise of one sample, the same whenever it is asked for."""
+        return keyed_generator("noise", self.stream, self.seed, i)
 
     def prefetch(self, positions: Sequence[int]) -> None:
         """Load samples that are needed soon in a thread of their own; does nothing without workers.
@@ -272,7 +284,7 @@ class Samples:
         t = self.operator.apply(truth.double(), self.operator_theta, exact)
         if self.noise is None:
             return t[0]
-        y = self.noise.sample(t[0], keyed_generator("noise", self.stream, self.seed, i))
+        y = self.noise.sample(t[0], self._noise_generator(i))
         return self._where_measured(y, t[0], exact)
 
     def _where_measured(self, changed: Tensor, y: Tensor, context: Rows) -> Tensor:

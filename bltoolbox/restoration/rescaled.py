@@ -61,6 +61,9 @@ class Rescaled(Regularizer):
     def select(self, theta: Theta, guide: Rows) -> Theta:
         return self.base.select(theta, guide)
 
+    def at_noise(self, level: float) -> Regularizer:
+        return Rescaled(self.base.at_noise(level / self.scale), self.scale)
+
     def energy(self, theta: Theta, x: Tensor) -> Tensor:
         return self.scale**2 * self.base.energy(theta, x / self.scale)
 

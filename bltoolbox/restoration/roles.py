@@ -133,6 +133,14 @@ class Noise(Role):
         t has the shape that the operator measures, (C, H, W) for most. Whatever is random comes from the generator.
         """
 
+    def level_of(self, generator: torch.Generator) -> float | None:
+        """The standard deviation of the measurement that ``sample`` draws with an equal generator.
+
+        Where it differs from image to image; regularizers that know the level of each, and data terms, find it in the
+        row ``noise`` of the context. ``level`` by default.
+        """
+        return self.level
+
     def mean(self, t: Tensor) -> Tensor | None:
         """The mean of a measurement, entry by entry; None if it is not known."""
         return None
@@ -249,7 +257,8 @@ class Regularizer(Parametric):
         ``start`` is the start of a cold solve, or what ``undo`` makes of it.
 
         R may depend on the measurements through it, R_θ(x; y), but not otherwise. ``theta`` is prepared, and the result
-        differentiable in it and in ``start``. Bounds must hold for every guide. Nothing, the default, is read.
+        differentiable in it and in ``start``. Bounds must hold for every guide. Nothing, the default, is read. What the
+        context of a sample has a row for under the same name is taken from there.
         """
         return {}
 
@@ -259,6 +268,13 @@ class Regularizer(Parametric):
         They may also receive θ without a guide, which stands for a sample of which nothing was read.
         """
         return theta
+
+    def at_noise(self, level: float) -> Regularizer:
+        """R for measurements with noise of this standard deviation, if it knows what to do at each level.
+
+        Without this method, R is carried to another level by R_s(x) = s²R(x/s).
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not depend on the noise level")
 
     def density(self, theta: Theta, x: Tensor) -> Tensor:
         """R_θ place by place, (B, H', W'), with the sum ``energy``: for weights that depend on the place.

@@ -137,7 +137,8 @@ class Restorer:
         problem = self.model.problem
         # Missing pixels and enlarged ones say little about noise.
         local = self.around is not None and self.around.scale == 1
-        estimable = bool(problem.noise_level) and problem.data_term.rescales and local and self.estimates
+        known = bool(problem.noise_level) or problem.regularizer.offers("at_noise")
+        estimable = known and problem.data_term.rescales and local and self.estimates
         return choose_noise(image, noise, problem.noise_level, estimable)
 
     def run(
@@ -338,6 +339,10 @@ class Restorer:
         spread = math.sqrt(self.channels) if planes < self.channels else 1.0
         amount = None if sigma is None else sigma * spread
         rescales = self.problem.data_term.rescales
+        base = self.problem.regularizer
+        if amount is not None and base.offers("at_noise"):
+            known = replace(self.problem, regularizer=base.at_noise(amount))
+            return self._tile_solver(known, around, dtype, sigma)
         if amount is None or amount == trained or (sigma == trained and not rescales):
             return self._tile_solver(self.problem, around, dtype, sigma)
         if trained is None:
@@ -353,7 +358,6 @@ class Restorer:
             raise BltError(
                 "the model was trained without noise, so it cannot be used at another noise level; omit the noise level"
             )
-        base = self.problem.regularizer
         rescaled = replace(self.problem, regularizer=Rescaled(base, amount / trained))
         return self._tile_solver(rescaled, around, dtype, sigma)
 

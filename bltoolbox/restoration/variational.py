@@ -304,7 +304,8 @@ class VariationalAt:
         regularizer = self.problem.regularizer
         if not regularizer.offers("guide"):
             return {}
-        return regularizer.guide(self.prepared["regularizer"], self.seen(y, context))
+        read = regularizer.guide(self.prepared["regularizer"], self.seen(y, context))
+        return {name: context.get(name, rows) for name, rows in read.items()}
 
     def seen(self, y: Tensor, context: Rows) -> Tensor:
         """What the regularizer reads: the start, with the operator undone where it asks for that and cosines

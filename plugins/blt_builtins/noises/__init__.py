@@ -19,6 +19,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "noise",
+            "gaussian-range",
+            "blt_builtins.noises.gaussian_range:GaussianRange",
+            "Gaussian noise of another level in every image: for models of a range of levels.",
+        ),
+        Component(
+            "noise",
             "poisson",
             "blt_builtins.noises.poisson:PoissonNoise",
             "Photon counts: bright places are noisier.",

@@ -19,6 +19,12 @@ def blt_components() -> list[Component]:
         ),
         Component(
             "regularizer",
+            "general",
+            "blt_builtins.regularizers.general:GeneralExperts",
+            "Field of Experts with stacks of small convolutions and learned potentials. Convex.",
+        ),
+        Component(
+            "regularizer",
             "wcfoe",
             "blt_builtins.regularizers.weakly_convex:WeaklyConvexExperts",
             "Field of Experts with flattening potentials: weakly convex. The most accurate for denoising.",
@@ -76,6 +82,12 @@ def blt_components() -> list[Component]:
             "adaptive",
             "blt_builtins.regularizers.adaptive:Adaptive",
             "Another regularizer that adapts to each image: a small network reads weights and a guess off it.",
+        ),
+        Component(
+            "regularizer",
+            "noise-aware",
+            "blt_builtins.regularizers.noise_aware:NoiseAware",
+            "Another regularizer whose potentials are learned functions of the noise level.",
         ),
         Component(
             "regularizer",

@@ -12,14 +12,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.borders import extended, folded, line_source, margins
-from blt_builtins.regularizers.phases import ADJOINT_COLOUR, ADJOINT_GRAY, CORRELATING, Phases, fastest
+from blt_builtins.regularizers.phases import (
+    ADJOINT_COLOUR,
+    ADJOINT_GRAY,
+    ADJOINT_MANY,
+    CORRELATING,
+    MANY,
+    Phases,
+    fastest,
+)
 from blt_builtins.symbols import bank_symbol, even_lags
 from bltoolbox.plugin import image_layout
 
@@ -37,6 +45,16 @@ def zero_mean(kernels: Tensor) -> Tensor:
 def unit_norm(kernels: Tensor) -> Tensor:
     """Kernels (J, C, K, K), each divided by its norm."""
     return kernels / kernels.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+
+
+class Analysis(Protocol):
+    """A linear map C from images to responses, with its exact adjoint: a filter bank or several in turn."""
+
+    def correlate(self, x: Tensor) -> Tensor: ...
+
+    def adjoint(self, t: Tensor, shape: Sequence[int]) -> Tensor: ...
+
+    def symbol(self, curvature: Tensor, shape: Sequence[int]) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +106,9 @@ class FilterBank:
 
     @cached_property
     def _transposing(self) -> Phases:
-        forms = ADJOINT_GRAY if self.kernels.shape[1] == 1 else ADJOINT_COLOUR
+        channels = self.kernels.shape[1]
+        several = ADJOINT_COLOUR if channels < MANY else ADJOINT_MANY
+        forms = ADJOINT_GRAY if channels == 1 else several
         return fastest(self._flipped, forms, self.size - 1, "transpose")
 
     @cached_property
@@ -101,7 +121,7 @@ class FilterBank:
 class FilterHessian:
     """v ↦ Σ_j C_jᵀ[ψ_j''(C_j x) ⊙ C_j v], with the curvature stored."""
 
-    bank: FilterBank
+    bank: Analysis
     shape: tuple[int, ...]
     curvature: Tensor
 

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from blt_builtins.regularizers.filter_constants import Bank, bank_constants
 from blt_builtins.regularizers.filters import (
+    Analysis,
     Boundary,
     FilterBank,
     FilterHessian,
@@ -46,6 +47,9 @@ from blt_builtins.regularizers.filters import (
 )
 from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
 from bltoolbox.plugin import Constants, ConstantsByKey, Potentials, Regularizer, Theta
+
+#: Initial kernels: finite differences in the colour axes, the smoothest cosines, or Gaussian noise.
+Start = Literal["differences", "dct", "random"]
 
 
 class FieldOfExperts(Regularizer):
@@ -73,7 +77,7 @@ class FieldOfExperts(Regularizer):
         smoothing: Literal["shared", "per-filter"] = "shared",
         nu: Annotated[float, Gt(0)] = 0.01,
         weight: Annotated[float, Gt(0)] = 0.04,
-        start: Literal["differences", "dct", "random"] = "differences",
+        start: Start = "differences",
         basis: Literal["dct", "pixel"] = "dct",
         least_nu: Annotated[float, Ge(0)] = 0.0,
     ) -> None:
@@ -90,16 +94,10 @@ class FieldOfExperts(Regularizer):
         self.least_nu = least_nu
 
     def init_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-        if self.start == "random":
-            sides = (self.filters, shape[0], self.kernel_size, self.kernel_size)
-            kernels = torch.randn(sides, dtype=torch.float64, generator=generator)
-        else:
-            make = difference_kernels if self.start == "differences" else cosine_kernels
-            kernels = make(self.filters, shape[0], self.kernel_size)
-        kernels = unit_norm(zero_mean(kernels))
+        kernels = initial_kernels(self.start, self.filters, shape[0], self.kernel_size, generator)
         count = self.filters if self.smoothing == "per-filter" else 1
         return {
-            "kernels": kernels if self.basis == "pixel" else _to_basis(kernels) / _scales(kernels),
+            "kernels": kernels if self.basis == "pixel" else to_scaled_basis(kernels),
             "log_weights": torch.zeros(self.filters, dtype=torch.float64),
             "log_scale": torch.full((1,), math.log(self.weight), dtype=torch.float64),
             "log_smoothing": torch.full((count,), math.log(self.nu), dtype=torch.float64),
@@ -108,7 +106,7 @@ class FieldOfExperts(Regularizer):
     def kernels(self, theta: Theta) -> Tensor:
         """c_j in pixels, (J, C, K, K)."""
         stored = theta["kernels"]
-        return stored if self.basis == "pixel" else _from_basis(stored * _scales(stored))
+        return stored if self.basis == "pixel" else from_scaled_basis(stored)
 
     def check(self, shape: Sequence[int]) -> str | None:
         return too_large(self.kernel_size, shape)
@@ -180,11 +178,8 @@ class FieldOfExperts(Regularizer):
         return theta
 
     def project_gradient(self, gradient: Theta) -> dict[str, Tensor]:
-        kernels = gradient["kernels"]
-        if self.basis == "pixel":
-            return dict(gradient) | {"kernels": zero_mean(kernels)}
-        # Zero mean in each channel is a zero first cosine in each colour axis.
-        return dict(gradient) | {"kernels": kernels * _VARYING[kernels.shape[-1]].like(kernels)}
+        without_mean = zero_mean if self.basis == "pixel" else without_constants
+        return dict(gradient) | {"kernels": without_mean(gradient["kernels"])}
 
     def analyse(self, theta: Theta, x: Tensor) -> Tensor:
         return self._form(theta).bank.correlate(x)
@@ -294,7 +289,7 @@ class Potential(Protocol):
 class NormalForm:
     """R = Σ_j Σ_p ψ_j(t) with the weights inside the filters: t = (a_j c_j) ⋆ x; for `foe` ψ_j = φ with ν_j = a_j ν."""
 
-    bank: FilterBank
+    bank: Analysis
     of: Potential
 
 
@@ -304,6 +299,17 @@ class Prepared(dict[str, Tensor]):
     def __init__(self, theta: Theta, form: NormalForm) -> None:
         super().__init__(theta)
         self.form = form
+
+
+def initial_kernels(
+    start: Start, filters: int, channels: int, size: int, generator: torch.Generator
+) -> Tensor:
+    """Kernels (J, C, K, K) of zero mean and unit norm."""
+    if start == "random":
+        kernels = torch.randn(filters, channels, size, size, dtype=torch.float64, generator=generator)
+    else:
+        kernels = (difference_kernels if start == "differences" else cosine_kernels)(filters, channels, size)
+    return unit_norm(zero_mean(kernels))
 
 
 def cosine_kernels(filters: int, channels: int, size: int) -> Tensor:
@@ -342,6 +348,21 @@ def difference_kernels(filters: int, channels: int, size: int) -> Tensor:
         kernel[:, top : top + height, left : left + width] = colour[axis].view(-1, 1, 1) * stencil
     more = filters - len(plan)
     return kernels[:filters] if more <= 0 else torch.cat([kernels, cosine_kernels(more, channels, size)])
+
+
+def from_scaled_basis(stored: Tensor) -> Tensor:
+    """Kernels in pixels from their coefficients κ."""
+    return _from_basis(stored * _scales(stored))
+
+
+def to_scaled_basis(kernels: Tensor) -> Tensor:
+    """The coefficients κ of kernels in pixels."""
+    return _to_basis(kernels) / _scales(kernels)
+
+
+def without_constants(stored: Tensor) -> Tensor:
+    """Coefficients of kernels without their means: without the first cosine in each colour axis."""
+    return stored * _VARYING[stored.shape[-1]].like(stored)
 
 
 def _from_basis(coefficients: Tensor) -> Tensor:

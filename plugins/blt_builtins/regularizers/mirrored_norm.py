@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -41,6 +42,8 @@ from blt_builtins.regularizers.filters import Boundary, FilterBank, mirrored_sou
 from bltoolbox.plugin import ConstantsByKey
 
 Certificate = Literal["lanczos", "cholesky"]
+#: Images (B, C, H, W) ↦ M of each.
+Product = Callable[[Tensor], Tensor]
 
 #: Side N of the image that stands for larger ones, in kernel sizes and at least.
 _SIDES, _SMALLEST = 7, 48
@@ -136,9 +139,10 @@ def _small_norm(scaled: Tensor, shape: Sequence[int], certificate: Certificate) 
         identity = torch.eye(dimension, dtype=torch.float64, device=scaled.device).view(dimension, *shape)
         product = _product(FilterBank(scaled, "symmetric"), identity).reshape(dimension, dimension)
         return torch.linalg.eigvalsh(product)[-1] * (1 + 1e-10)
-    ritz = _largest_ritz(scaled.float(), shape, _steps(dimension)).double()
+    bank = FilterBank(scaled.float(), "symmetric")
+    ritz = _largest_ritz(partial(_product, bank), shape, scaled.device).double()
     if certificate == "lanczos":
-        return ritz / (1 - _RELATIVE) + _ROUNDING
+        return _above(ritz)
     return _factorised(scaled, shape, float(ritz))
 
 
@@ -152,16 +156,22 @@ def _product(bank: FilterBank, x: Tensor) -> Tensor:
     return bank.adjoint(bank.correlate(x), x.shape[1:]).contiguous()
 
 
-def _largest_ritz(scaled: Tensor, shape: Sequence[int], steps: int) -> Tensor:
-    """The largest Ritz value of CᵀC after k steps of Lanczos with full reorthogonalisation."""
-    bank, dimension = FilterBank(scaled, "symmetric"), math.prod(shape)
+def _above(ritz: Tensor) -> Tensor:
+    """A norm near 1 is at most this, but for the failure probability."""
+    return ritz / (1 - _RELATIVE) + _ROUNDING
+
+
+def _largest_ritz(product: Product, shape: Sequence[int], device: torch.device) -> Tensor:
+    """The largest Ritz value of M in float32 after k steps of Lanczos with full reorthogonalisation."""
+    dimension = math.prod(shape)
+    steps = _steps(dimension)
     start = torch.randn(dimension, generator=torch.Generator().manual_seed(1992))
-    basis = torch.zeros(steps + 1, dimension, device=scaled.device)
-    basis[0] = (start / start.norm()).to(scaled.device)
+    basis = torch.zeros(steps + 1, dimension, device=device)
+    basis[0] = (start / start.norm()).to(device)
     diagonal: list[Tensor] = []
     off_diagonal: list[Tensor] = []
     for k in range(steps):
-        w = _product(bank, basis[k].view(1, *shape)).flatten()
+        w = product(basis[k].view(1, *shape)).flatten()
         diagonal.append(basis[k] @ w)
         earlier = basis[: k + 1]
         for _ in range(2):  # once is not enough where the Krylov space is nearly invariant
@@ -243,17 +253,60 @@ def _remainder(scaled: Tensor, shape: Sequence[int], limit: int) -> Tensor:
     size, sides = scaled.shape[-1], shape[1:]
     if max(sides) <= limit:
         return torch.zeros((), dtype=torch.float64, device=scaled.device)
-    parts, kept = [], []
-    for whole in sides:
-        side = min(whole, 3 * size)
-        places = _classes(side, size)
-        parts.append(_overlaps(side, scaled)[:, :, places])
-        lags = _autocorrelation(limit - 2 * (size // 2), side) if whole > limit else torch.ones(side)
-        distance = (torch.arange(side) - torch.tensor(places).unsqueeze(1)).abs()
-        kept.append(lags.to(scaled)[distance.to(scaled.device)])
+    lines = [_Line.of(whole, size, limit) for whole in sides]
+    parts = [_overlaps(line.side, scaled)[:, :, line.places] for line in lines]
+    kept = [line.kept.to(scaled) for line in lines]
     entries = _entries(scaled, *parts).flatten(0, 1).unflatten(0, (shape[0], shape[0])).abs()
     lost = 1 - kept[0][:, :, None, None] * kept[1]
     return (_block_norms(entries) * lost).sum((1, 3)).max() * (1 + 1e-9)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One direction of the image on which s is found: its side, the places p that differ for M, and A(p − q)."""
+
+    side: int
+    places: list[int]
+    kept: Tensor
+
+    @classmethod
+    def of(cls, whole: int, size: int, limit: int) -> _Line:
+        side = min(whole, 3 * size)
+        places = _classes(side, size)
+        lags = _autocorrelation(limit - 2 * (size // 2), side) if whole > limit else torch.ones(side)
+        distance = (torch.arange(side) - torch.tensor(places).unsqueeze(1)).abs()
+        return cls(side, places, lags[distance])
+
+
+def local_norm(product: Product, size: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """An upper bound of ‖M‖ on images of ``shape``, with `lanczos` as above, where only products with M are known.
+
+    M = CᵀC has a norm near 1, couples pixels closer than ``size``, and C sees ``size`` pixels in each direction, half
+    of them on each side. ``product`` receives images in float32 or float64.
+    """
+    limit = standing_side(size)
+    small = (shape[0], *(min(side, limit) for side in shape[1:]))
+    if math.prod(small) <= _DENSE:
+        identity = torch.eye(math.prod(small), dtype=torch.float64, device=device).view(-1, *small)
+        return torch.linalg.eigvalsh(product(identity).flatten(1))[-1] * (1 + 1e-10)
+    bound = _above(_largest_ritz(product, small, device).double())
+    return bound if max(shape[1:]) <= limit else bound + _remainder_of(product, size, shape, device)
+
+
+def _remainder_of(product: Product, size: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """s from the products of M with single pixels, those of one row at a time."""
+    rows, columns = (_Line.of(whole, size, standing_side(size)) for whole in shape[1:])
+    kept = columns.kept.to(device).unsqueeze(1)
+    places = torch.tensor(columns.places, device=device).repeat(shape[0])
+    channel = torch.arange(shape[0], device=device).repeat_interleave(len(columns.places))
+    worst = torch.zeros((), device=device)
+    for row, kept_in_rows in zip(rows.places, rows.kept.to(device), strict=True):
+        pixels = torch.zeros(len(places), shape[0], rows.side, columns.side, device=device)
+        pixels[torch.arange(len(places), device=device), channel, row, places] = 1
+        blocks = product(pixels).abs().unflatten(0, (shape[0], -1)).transpose(1, 2)
+        lost = 1 - kept_in_rows.view(-1, 1) * kept
+        worst = torch.maximum(worst, (_block_norms(blocks) * lost).sum((1, 2)).max())
+    return worst.double() * (1 + _ROUNDING)
 
 
 def _classes(side: int, size: int) -> list[int]:

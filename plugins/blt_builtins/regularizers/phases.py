@@ -26,6 +26,9 @@ Form = tuple[int, int]
 CORRELATING: tuple[Form, ...] = ((1, 1), (1, 2), (1, 3), (1, 4))
 ADJOINT_GRAY: tuple[Form, ...] = ((3, 3), (2, 4), (4, 4))
 ADJOINT_COLOUR: tuple[Form, ...] = ((2, 2), (2, 4), (4, 2))
+ADJOINT_MANY: tuple[Form, ...] = ((1, 2), (2, 2), (2, 4))
+#: Channels from which Cᵀ has many.
+MANY = 4
 #: Images that are convolved to measure, and their sides.
 _IMAGES, _SIDE = 8, 64
 

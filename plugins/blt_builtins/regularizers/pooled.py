@@ -43,7 +43,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_builtins.regularizers.filters import Boundary, FilterBank, extend
+from blt_builtins.regularizers.filters import Analysis, Boundary, extend
 from blt_builtins.regularizers.foe import FieldOfExperts, NormalForm, Planes, amplitudes
 from blt_builtins.regularizers.mirrored_norm import lipschitz_bound
 from blt_builtins.regularizers.weakly_convex import WeaklyConvexExperts
@@ -303,7 +303,7 @@ class PooledCurvature:
 class _Hessian:
     """v ↦ Cᵀ H_t C v."""
 
-    bank: FilterBank
+    bank: Analysis
     shape: tuple[int, ...]
     inner: PooledCurvature
 
