@@ -176,13 +176,13 @@ class ConjugateGradients:
     preconditioning: Preconditioning = "none"
 
     def init(self, system: System, rhs: Tensor, start: Tensor, tol: Tensor) -> CGState:
-        q, r = _rescaled(rhs, start, initial_residual(system, rhs, start))
+        r = initial_residual(system, rhs, start)
         residual = norm(r)
         # By ρ = ∞ the first direction is P⁻¹r.
         infinite = torch.full_like(residual, float("inf"))
         tiny = torch.full_like(residual, torch.finfo(residual.dtype).tiny)
         preconditioner = self._preconditioner(system)
-        return CGState(q, tol, residual, r, torch.zeros_like(r), infinite, infinite, tiny, preconditioner)
+        return CGState(start, tol, residual, r, torch.zeros_like(r), infinite, infinite, tiny, preconditioner)
 
     def _preconditioner(self, system: System) -> Preconditioner | None:
         if self.preconditioning == "none":
@@ -220,22 +220,6 @@ class ConjugateGradients:
             f"{self.caller} encountered a direction of non-positive curvature: the lower-level energy is not"
             " strongly convex there; set strong_convexity in the recipe or use a convex regularizer"
         )
-
-
-#: By how much a warm start is lengthened at most.
-_LARGEST_SCALE = 10.0
-
-
-def _rescaled(rhs: Tensor, start: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """c q for a warm start q with r = b − Hq, and its residual, where c = ⟨b, q⟩/⟨q, Hq⟩ is best in the norm of H.
-
-    When θ moves, q changes its size more than its direction, most of all at the beginning of training. Where q is
-    zero or c would not be positive, c = 1; it is bounded for the sake of directions of almost no curvature.
-    """
-    product = rhs - r
-    c = dot(rhs, start) / dot(start, product)
-    c = torch.where(c > 0, c, 1.0).clamp_max_(_LARGEST_SCALE)
-    return expand(c, start) * start, torch.addcmul(rhs, expand(c, product), product, value=-1)
 
 
 def _positive_dot(r: Tensor, z: Tensor, residual: Tensor, tiny: Tensor) -> Tensor:

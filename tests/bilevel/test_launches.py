@@ -152,7 +152,7 @@ def test_extension_and_its_adjoint_by_gathering(boundary: Any, size: tuple[int, 
 #: Launches of a warm oracle call of eight images with four iterations of solver and CG each. P adds 114: 48 in eight
 #: iterations (each four products with cosines, and two for the blocks between them), 53 for making it twice, and 13 for
 #: inner products that are norms without it.
-WHOLE = {"agd": 360, "mm": 380, "mm, preconditioned": 491}
+WHOLE = {"agd": 350, "mm": 370, "mm, preconditioned": 480}
 
 
 def call(name: str) -> tuple[LowerSolver, CGIFT]:
