@@ -38,7 +38,7 @@ _FINE, _FINEST = 1e-3, 1e-4
 #: For 8 bits, and at most the error of rounding. Chosen on training crops of 256² (tests/benchmarks/stopping.py).
 _COARSE, _ROUNDING = 7.5e-3, 1e-3
 #: The same for solvers with another one for quick solves: what is left of its residual is less smooth.
-_COARSE_QUICK, _ROUNDING_QUICK = 2.5e-2, 3.5e-3
+_COARSE_QUICK, _ROUNDING_QUICK = 2e-2, 3e-3
 #: Errors of few pixels average out less, and cost little to avoid: of crops of 96², one was 0.045 dB away.
 _FEW = 256**2
 #: Nothing smaller is asked for by default, since float32 would hardly reach it.

@@ -47,7 +47,7 @@ from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import extend, zero_mean
 from blt_builtins.regularizers.wrapped import Prepared, WrappedRegularizer, of_base
-from bltoolbox.plugin import Bound, Potentials, Regularizer, Rows, Theta, keyed_generator
+from bltoolbox.plugin import Bound, Potentials, Regularizer, Rows, Theta, image_layout, keyed_generator
 
 #: Sides of the kernels of the first layer, even, since it looks at pairs of rows and columns, and of the next ones.
 _FIRST, _NEXT = 6, 3
@@ -131,7 +131,9 @@ class Adaptive(WrappedRegularizer):
 
     def guide(self, theta: Theta, start: Tensor) -> Rows:
         out, channels = self._network(theta, start), start.shape[1]
-        return {"weights": torch.sigmoid(out[:, channels:] + _INITIAL), "guess": out[:, :channels] / _GAIN}
+        # In the layout of what they meet in every iteration.
+        weights, guess = image_layout(out[:, channels:]), image_layout(out[:, :channels])
+        return {"weights": torch.sigmoid(weights + _INITIAL), "guess": guess / _GAIN}
 
     def select(self, theta: Theta, guide: Rows) -> Theta:
         return _Guided(theta, guide, self.analyse(theta, guide["guess"])) if guide else theta
