@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bltoolbox.config.block import Block
@@ -188,8 +190,9 @@ def _rows(parameters: Sequence[Parameter], prefix: str = "") -> Iterator[tuple[s
 def snippet(registered: Registered, registry: Registry) -> str:
     """The component with its defaults, to paste into a recipe; ``…`` is to be filled in."""
     parameters = registered.signature().parameters
+    nested = _nested(registered)
     options = {
-        parameter.name: placeholder(parameter.type, registry)
+        parameter.name: nested.get(parameter.name) or placeholder(parameter.type, registry)
         if parameter.required
         else written(parameter.default)
         for parameter in parameters
@@ -201,6 +204,17 @@ def snippet(registered: Registered, registry: Registry) -> str:
     return "\n".join(
         [f"{registered.kind}:", *(f"  {key}: {dump_inline(item)}" for key, item in value.items())]
     )
+
+
+def _nested(registered: Registered) -> dict[str, str]:
+    """The components that are nested in the example of a component, by option: they fit."""
+    with TemporaryDirectory() as folder:
+        example = registered.load().example(Path(folder))
+    return {
+        option: value["name"]
+        for option, value in example.items()
+        if isinstance(value, dict) and "name" in value
+    }
 
 
 def placeholder(type: Type, registry: Registry) -> Any:
