@@ -23,7 +23,7 @@ import bltoolbox
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Bytes of a wheel or sdist.
-LARGEST = 3_000_000
+LARGEST = 5_000_000
 
 
 @pytest.fixture(scope="module")

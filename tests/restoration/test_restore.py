@@ -157,7 +157,7 @@ def test_the_overlap_grows_with_the_reach() -> None:
 
 
 def test_a_flat_picture_reaches_further_than_a_photograph() -> None:
-    restorer = Restorer(Model.load("denoise-gray", device="cpu"))
+    restorer = Restorer(Model.load("denoise-gray-foe", device="cpu"))
     assert 0 < restorer.overlap < restorer.large_overlap < influence.MOST
 
 
