@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from bltoolbox.config.block import Block
@@ -190,9 +189,8 @@ def _rows(parameters: Sequence[Parameter], prefix: str = "") -> Iterator[tuple[s
 def snippet(registered: Registered, registry: Registry) -> str:
     """The component with its defaults, to paste into a recipe; ``…`` is to be filled in."""
     parameters = registered.signature().parameters
-    nested = _nested(registered)
     options = {
-        parameter.name: nested.get(parameter.name) or placeholder(parameter.type, registry)
+        parameter.name: placeholder(parameter.type, parameter.doc, registry)
         if parameter.required
         else written(parameter.default)
         for parameter in parameters
@@ -206,29 +204,20 @@ def snippet(registered: Registered, registry: Registry) -> str:
     )
 
 
-def _nested(registered: Registered) -> dict[str, str]:
-    """The components that are nested in the example of a component, by option: they fit."""
-    with TemporaryDirectory() as folder:
-        example = registered.load().example(Path(folder))
-    return {
-        option: value["name"]
-        for option, value in example.items()
-        if isinstance(value, dict) and "name" in value
-    }
-
-
-def placeholder(type: Type, registry: Registry) -> Any:
-    """What stands for a value that has no default: ``…``, or a component without such values where one is nested."""
+def placeholder(type: Type, doc: str, registry: Registry) -> Any:
+    """What stands for a value that has no default: ``…``, or a component without such values where one is nested, one
+    that ``doc`` names if there is any."""
     if type.name in ("list", "tuple"):
-        return [placeholder(type.items[0], registry)]
+        return [placeholder(type.items[0], doc, registry)]
     if type.name != "component":
         return "…"
-    complete = (
+    complete = [
         choice.name
         for choice in registry.components(type.role)
         if not any(parameter.required for parameter in choice.signature().parameters)
-    )
-    return next(complete)
+    ]
+    named = set(re.findall(r"[\w-]+", doc))
+    return next((name for name in complete if name in named), complete[0])
 
 
 def _partners(registered: Registered, registry: Registry) -> Iterator[str]:
