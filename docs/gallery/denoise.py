@@ -38,7 +38,7 @@ from bltoolbox.plugin import shown_filters
 
 filters = shown_filters(model.problem, model.prepared).detach()
 print(f"{len(filters)} filters, {model.size} parameters")
-figure, axes = plt.subplots(2, 8, figsize=(8, 2))
+figure, axes = plt.subplots(1, 8, figsize=(8, 1))
 for axis, kernel in zip(axes.flat, filters, strict=True):
     axis.imshow(kernel.squeeze(), cmap="gray")
     axis.set_axis_off()
