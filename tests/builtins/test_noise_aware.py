@@ -217,3 +217,14 @@ def test_pictures_are_restored_at_the_level_that_is_given_or_estimated(noise: fl
     y = torch.from_numpy(picture).permute(2, 0, 1)[None]
     x = solve_cold(MemoryGradient(), problem.at(model.theta, y.shape[1:]).on(y), 1e-3, 5000).x
     np.testing.assert_allclose(restored, x[0].permute(1, 2, 0), atol=2e-3)
+
+
+@pytest.mark.parametrize("wrap", [NoiseAware, lambda base: Adaptive(base, features=2, layers=0)])
+def test_no_strong_convexity_is_claimed_that_flatter_potentials_would_lose(wrap: Any) -> None:
+    class Steep(FieldOfExperts):
+        def strong_convexity(self, theta: Theta, shape: Any) -> float:
+            return 0.5
+
+    wrapped = wrap(Steep(2, 3, "symmetric"))
+    theta = wrapped.prepare(wrapped.init_params(SHAPE, keyed_generator("steep")))
+    assert float(wrapped.strong_convexity(theta, SHAPE)) == 0

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,8 +45,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blt_builtins.regularizers.filters import extend, zero_mean
-from blt_builtins.regularizers.wrapped import Prepared, WrappedRegularizer, of_base
-from bltoolbox.plugin import Bound, Potentials, Regularizer, Rows, Theta, image_layout, keyed_generator
+from blt_builtins.regularizers.wrapped import Prepared, WrappedHessian, WrappedRegularizer, of_base
+from bltoolbox.plugin import Bound, Potentials, Regularizer, Rows, Theta, image_layout
 
 #: Sides of the kernels of the first layer, even, since it looks at pairs of rows and columns, and of the next ones.
 _FIRST, _NEXT = 6, 3
@@ -105,7 +104,7 @@ class Adaptive(WrappedRegularizer):
         n = self.features
         first = zero_mean(normal(n, shape[0], _FIRST, _FIRST))
         kernels = [first, *(normal(n, n, _NEXT, _NEXT) for _ in range(self.layers))]
-        weights = 4 * (shape[0] + self._responses(shape))
+        weights = 4 * (shape[0] + self.responses(shape))
         return {
             **{f"network.kernels_{k}": layer for k, layer in enumerate(kernels)},
             **{f"network.biases_{k}": torch.zeros(n, dtype=torch.float64) for k in range(len(kernels))},
@@ -151,7 +150,7 @@ class Adaptive(WrappedRegularizer):
     def linearize(self, theta: Theta, x: Tensor) -> Callable[[Tensor], Tensor]:
         beyond = x - theta.guide["guess"] if isinstance(theta, _Guided) else x
         product: Any = self.base.linearize(of_base(theta), beyond)
-        return _Hessian(self, theta, tuple(x.shape[1:]), _weighted(theta, product.curvature))
+        return WrappedHessian(self, theta, tuple(x.shape[1:]), _weighted(theta, product.curvature))
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         t, t_q = self.analyse(theta, torch.cat([x, q])).chunk(2)
@@ -168,7 +167,7 @@ class Adaptive(WrappedRegularizer):
         return self.base.lipschitz(of_base(theta), shape)
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        return self.base.strong_convexity(of_base(theta), shape)
+        return self.convexity_when_flattened(theta, shape)
 
     def pictures(self, theta: Theta) -> Tensor | None:
         return self.base.pictures(of_base(theta))
@@ -196,11 +195,6 @@ class Adaptive(WrappedRegularizer):
         even = torch.cat([even, even[..., -1:]], dim=3) if columns else even
         d = _residual(theta, "coarse", self.coarse, _layer(theta, "coarse", 0, even, stride=2))
         return _spread(F.conv2d(d, _scaled(theta["coarse.last"])), h)
-
-    def _responses(self, shape: Sequence[int]) -> int:
-        """The number of filters of the base."""
-        theta = self.base.prepare(self.base.init_params(shape, keyed_generator("responses")))
-        return self.base.analyse(theta, torch.zeros(1, *shape, dtype=torch.float64)).shape[1]
 
 
 def _layer(theta: Theta, part: str, k: int, seen: Tensor, gain: float = 1.0, stride: int = 1) -> Tensor:
@@ -247,21 +241,3 @@ class _Guided(Prepared):
 
 def _weighted(theta: Theta, values: Tensor) -> Tensor:
     return theta.guide["weights"] * values if isinstance(theta, _Guided) else values
-
-
-@dataclass(frozen=True)
-class _Hessian:
-    """v ↦ Cᵀ[w ⊙ ψ''(C x) ⊙ C v], with the weighted curvature stored."""
-
-    regularizer: Adaptive
-    theta: Theta
-    shape: tuple[int, ...]
-    curvature: Tensor
-
-    def __call__(self, v: Tensor) -> Tensor:
-        t = self.regularizer.analyse(self.theta, v)
-        return self.regularizer.synthesise(self.theta, t.mul_(self.curvature), self.shape)
-
-    def take(self, index: Tensor) -> _Hessian:
-        # C does not depend on the weights.
-        return _Hessian(self.regularizer, self.theta, self.shape, self.curvature[index])

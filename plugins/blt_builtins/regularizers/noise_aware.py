@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,8 +40,8 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional as F
 
-from blt_builtins.regularizers.wrapped import Prepared, WrappedRegularizer, of_base
-from bltoolbox.plugin import Bound, Potentials, Regularizer, Rows, Theta, keyed_generator
+from blt_builtins.regularizers.wrapped import Prepared, WrappedHessian, WrappedRegularizer, of_base
+from bltoolbox.plugin import Bound, Potentials, Regularizer, Rows, Theta
 
 #: What the base must provide.
 _NEEDED = ("analyse", "synthesise", "majorant", "potential")
@@ -95,7 +94,7 @@ class NoiseAware(WrappedRegularizer):
         return {"base": {"name": "foe", "filters": 3, "kernel_size": 3, "nu": 0.1}, "knots": 3}
 
     def own_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-        table = torch.zeros(self._responses(shape), self.knots, dtype=torch.float64)
+        table = torch.zeros(self.responses(shape), self.knots, dtype=torch.float64)
         return {"levels.slopes": table, "levels.widths": table.clone()}
 
     def check(self, shape: Sequence[int]) -> str | None:
@@ -144,7 +143,7 @@ class NoiseAware(WrappedRegularizer):
             leaf = t.detach().requires_grad_()
             slope = self.majorant(theta, leaf) * leaf
             curvature = torch.autograd.grad(slope.sum(), leaf)[0]
-        return _Hessian(self, theta, tuple(x.shape[1:]), curvature)
+        return WrappedHessian(self, theta, tuple(x.shape[1:]), curvature)
 
     def pairing(self, theta: Theta, x: Tensor, q: Tensor) -> Tensor:
         t, t_q = self.analyse(theta, torch.cat([x, q])).chunk(2)
@@ -164,7 +163,7 @@ class NoiseAware(WrappedRegularizer):
         return self._steepened(theta, self.base.lipschitz(of_base(theta), shape))
 
     def strong_convexity(self, theta: Theta, shape: Sequence[int]) -> Bound:
-        return self._steepened(theta, self.base.strong_convexity(of_base(theta), shape))
+        return self._steepened(theta, self.convexity_when_flattened(theta, shape))
 
     def _steepened(self, theta: Theta, bound: Bound) -> Bound:
         """A bound of the base times the largest f_j/g_j, which is 1 without a level."""
@@ -177,11 +176,6 @@ class NoiseAware(WrappedRegularizer):
 
     def potentials(self, theta: Theta) -> Potentials | None:
         return self.base.potentials(of_base(theta))
-
-    def _responses(self, shape: Sequence[int]) -> int:
-        """The number of filters of the base."""
-        theta = self.base.prepare(self.base.init_params(shape, keyed_generator("responses")))
-        return self.base.analyse(theta, torch.zeros(1, *shape, dtype=torch.float64)).shape[1]
 
 
 def estimated_noise(images: Tensor) -> Tensor:
@@ -201,21 +195,3 @@ class _AtLevel(Prepared):
         super().__init__(theta, of_base(theta))
         self.slopes = slopes
         self.widths = widths
-
-
-@dataclass(frozen=True)
-class _Hessian:
-    """v ↦ Cᵀ[ψ''(C x) ⊙ C v], with the curvature stored."""
-
-    regularizer: NoiseAware
-    theta: Theta
-    shape: tuple[int, ...]
-    curvature: Tensor
-
-    def __call__(self, v: Tensor) -> Tensor:
-        t = self.regularizer.analyse(self.theta, v)
-        return self.regularizer.synthesise(self.theta, t * self.curvature, self.shape)
-
-    def take(self, index: Tensor) -> _Hessian:
-        # C does not depend on the level.
-        return _Hessian(self.regularizer, self.theta, self.shape, self.curvature[index])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bltoolbox.plugin import Bound, Regularizer, Theta, join, split
+from bltoolbox.plugin import Bound, Regularizer, Theta, join, keyed_generator, split
 
 
 class WrappedRegularizer(Regularizer):
@@ -16,6 +17,16 @@ class WrappedRegularizer(Regularizer):
     def __init__(self, base: Regularizer) -> None:
         self.base = base
         self.cheap = base.cheap
+
+    def responses(self, shape: Sequence[int]) -> int:
+        """The number of filters of the base."""
+        theta = self.base.prepare(self.base.init_params(shape, keyed_generator("responses")))
+        return self.base.analyse(theta, torch.zeros(1, *shape, dtype=torch.float64)).shape[1]
+
+    def convexity_when_flattened(self, theta: Theta, shape: Sequence[int]) -> Bound:
+        """The strong convexity of the base as far as it is left where potentials lose curvature: at most 0."""
+        bound = self.base.strong_convexity(of_base(theta), shape)
+        return None if bound is None else torch.as_tensor(bound).clamp_max(0)
 
     def own_params(self, shape: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         """The initial parameters besides those of the base."""
@@ -62,6 +73,23 @@ class Prepared(dict[str, Tensor]):
     def __init__(self, theta: Theta, base: Theta) -> None:
         super().__init__(theta)
         self.base = base
+
+
+@dataclass(frozen=True)
+class WrappedHessian:
+    """v ↦ Cᵀ[d ⊙ C v], with the curvature d stored, where C is the same for all samples."""
+
+    regularizer: WrappedRegularizer
+    theta: Theta
+    shape: tuple[int, ...]
+    curvature: Tensor
+
+    def __call__(self, v: Tensor) -> Tensor:
+        t = self.regularizer.analyse(self.theta, v)
+        return self.regularizer.synthesise(self.theta, t.mul_(self.curvature), self.shape)
+
+    def take(self, index: Tensor) -> WrappedHessian:
+        return WrappedHessian(self.regularizer, self.theta, self.shape, self.curvature[index])
 
 
 def of_base(theta: Theta) -> Theta:
